@@ -1,0 +1,163 @@
+"""What is known of a protected task once it is bound, and the traps that are refused or handled there."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from celery_singleflight.canonical import digest
+from celery_singleflight.coordination import Coordination, coordination
+from celery_singleflight.errors import Contended, OptionError
+from celery_singleflight.keys import LockKey
+from celery_singleflight.options import check_names, read_options
+from celery_singleflight.scope import Arguments, compile_scope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from celery import Celery
+
+__all__ = ("Binding", "arguments_digest", "is_protected", "quiet_contention")
+
+logger = logging.getLogger(__name__)
+
+#: Names of the base class that a task must leave alone; `step` and `checkpoint` are kept free for it.
+_RESERVED: Final = ("lease", "execution", "step", "checkpoint")
+#: Arguments that differ in every call. A lock key that holds one protects nothing.
+_PER_CALL: Final = frozenset(
+    {"correlation_id", "idempotency_key", "nonce", "now", "request_id", "timestamp", "trace_id", "uuid"}
+)
+
+
+class Binding:
+    """A task's options, and how its keys are made."""
+
+    def __init__(self, task: type, app: Celery, base: type) -> None:
+        name = task.name or task.__qualname__  # type: ignore[attr-defined]
+        own = [cls for cls in task.__mro__ if not issubclass(base, cls)]
+        _refuse_traps(name, task, own)
+        conf = app.conf
+        check_names(name, _attributes(own, base), conf, conf.__dict__.get("prefix"))
+        self.app = app
+        self.options = read_options(name, lambda option: getattr(task, option, None), conf)
+        self.arguments = Arguments(name, _signature(task))
+        self._scope = compile_scope(f"task {name}, lock_on", self.options.lock_on, self.arguments)
+        self._execution_parts = (
+            compile_scope(f"task {name}, idempotent_on", self.options.idempotent_on, self.arguments)
+            if self.options.idempotent_on is not None
+            else None
+        )
+        _warn(name, self, task.time_limit)  # type: ignore[attr-defined]
+
+    @functools.cached_property
+    def coordination(self) -> Coordination:
+        """The app's store and heartbeat. Raises `ConfigurationError` when the settings name no store."""
+        return coordination(self.app)
+
+    def lock_key(self, task_name: str, args: Any, kwargs: Mapping[str, Any]) -> LockKey:
+        """Make the lock key of a call.
+
+        Raises `LockKeyError` when there is none to be made, `TypeError` when the arguments do not fit the task.
+        """
+        return LockKey.of(self.options.lock_name or task_name, self._scope(self.arguments.bind(args, kwargs)))
+
+    def execution_key(self, args: Any, kwargs: Mapping[str, Any]) -> str | None:
+        """Make the execution key of a call, or return None where the task id is it. Raises as `lock_key` does."""
+        if self._execution_parts is None:
+            return None
+        parts = self._execution_parts(self.arguments.bind(args, kwargs))
+        if len(parts) == 1 and isinstance(parts[0], str) and parts[0]:
+            return parts[0]
+        return LockKey.of("", parts).text
+
+    def max_hold(self, time_limit: float | None) -> float:
+        """Return the bound on a lease's age, in seconds; by default the hard time limit and ten seconds."""
+        if self.options.max_hold is not None:
+            return self.options.max_hold
+        return time_limit + 10.0 if time_limit else math.inf
+
+
+def arguments_digest(args: Any, kwargs: Mapping[str, Any]) -> str:
+    """Return what tells whether a lock key in a message was made for these arguments."""
+    return digest([list(args), kwargs])
+
+
+def is_protected(task_name: str) -> bool:
+    """Whether a task of this name is protected; Celery's own (`celery.chord_unlock` and the like) never are."""
+    return not task_name.startswith("celery.")
+
+
+def _attributes(own: list[type], base: type) -> list[str]:
+    """Names of the values set on the task: not its methods and properties, nor what Celery itself knows."""
+    return [
+        attribute
+        for cls in own
+        for attribute, value in vars(cls).items()
+        if not attribute.startswith("_") and not hasattr(base, attribute) and not _is_member(attribute, value)
+    ]
+
+
+def _is_member(attribute: str, value: object) -> bool:
+    if inspect.isroutine(value):
+        return getattr(value, "__name__", attribute) == attribute  # else a function given as an option
+    return hasattr(type(value), "__get__")
+
+
+def _refuse_traps(name: str, task: type, own: list[type]) -> None:
+    for cls in own:
+        taken = [reserved for reserved in _RESERVED if reserved in vars(cls)]
+        if taken:
+            raise OptionError(
+                f"task {name}: {cls.__qualname__} sets {', '.join(taken)}, which SingleflightTask needs; rename it"
+            )
+    run = inspect.unwrap(task.run)  # type: ignore[attr-defined]
+    if inspect.iscoroutinefunction(run) or inspect.isasyncgenfunction(run) or inspect.isgeneratorfunction(run):
+        kind = "a generator" if inspect.isgeneratorfunction(run) else "async"
+        raise OptionError(
+            f"task {name}: its function is {kind}, so its body would run after the lease is given back; expected a plain "
+            "function"
+        )
+    rate = getattr(task, "rate_limit", None)
+    if rate is not None and not isinstance(rate, str | int | float):
+        raise OptionError(
+            f"task {name}: rate_limit is Celery's own limit for one worker, expected a text such as '10/s', got {rate!r}; "
+            "a rate over all workers belongs in rates, which is planned and not in this version"
+        )
+
+
+def _signature(task: type) -> inspect.Signature:
+    signature = inspect.signature(task.run)  # type: ignore[attr-defined]
+    if isinstance(inspect.getattr_static(task, "run"), staticmethod):
+        return signature
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _warn(name: str, binding: Binding, time_limit: float | None) -> None:
+    options = binding.options
+    named = binding.arguments.names if options.lock_on is None else options.lock_on
+    per_call = _PER_CALL.intersection(named) if isinstance(named, tuple) else None
+    if per_call:
+        logger.warning(
+            "task %s: its lock key holds %s, which differs in every call, so it protects nothing; name what matters in lock_on",
+            name,
+            ", ".join(sorted(per_call)),
+        )
+    if options.contention_policy == "skip" and binding.max_hold(time_limit) == math.inf:
+        logger.warning(
+            "task %s: contention_policy is 'skip' and nothing bounds a run: one that hangs makes every later one skip for "
+            "ever; set max_hold, or a time_limit",
+            name,
+        )
+
+
+def quiet_contention(on_retry: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a task's `on_retry`, which is for retries of its own code, so that waiting does not call it."""
+
+    @functools.wraps(on_retry)
+    def quiet(self: Any, exc: BaseException, *args: Any, **kwargs: Any) -> Any:
+        return None if isinstance(exc, Contended) else on_retry(self, exc, *args, **kwargs)
+
+    return quiet

@@ -1,0 +1,109 @@
+"""What a delivery asks of the store, and what the store answers. Durations in seconds."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from celery_singleflight.keys import LockKey
+
+__all__ = ("Acquired", "Claim", "Encoded", "Ended", "Held", "OnHeld", "Outcome", "Record", "Refused", "Surplus")
+
+OnHeld = Literal["wait", "skip", "reject", "ask"]
+
+
+class Outcome(StrEnum):
+    """How a trigger ended. Every trigger gets exactly one."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    REJECTED = "rejected"
+    TIMED_OUT = "timed out waiting"
+
+
+class Encoded(NamedTuple):
+    """A stored value as its serializer made it. An empty content type means that the value could not be stored."""
+
+    content_type: str
+    content_encoding: str
+    body: bytes
+
+
+class Record(NamedTuple):
+    """Where a run is recorded: its lock key, its trigger, and its execution key when it has an explicit one.
+
+    A direct call has no trigger: no message stands behind it.
+    """
+
+    lock_key: LockKey
+    task_id: str
+    execution_key: str | None
+    has_trigger: bool = True
+
+
+class Claim(NamedTuple):
+    """What one delivery of a trigger asks of the store. Durations in seconds."""
+
+    record: Record
+    owner: str
+    worker: str
+    run_id: str
+    limit: int
+    ttl: float
+    keep: float
+    on_held: OnHeld
+    wait: float | None = None
+    copy: str = ""
+    previous: str = "-"
+    generation: int = 0
+    first_ms: str = ""
+
+
+class Acquired(NamedTuple):
+    """The lease is ours."""
+
+    token: int
+    run_id: str
+    attempt: int
+
+
+class Held(NamedTuple):
+    """Contention: a live lease is in the way. Durations in seconds.
+
+    `what` is held: the "lock", the "execution" (under another lock key), or it is our "own" trigger that runs already.
+    `hold` is the recent hold time of the lock key, 0 when none is known; `turn` the time until a place reserved for us.
+    """
+
+    what: str
+    task_id: str
+    worker: str
+    age: float
+    remaining: float
+    hold: float
+    turn: float
+    waited: float
+    first_ms: str
+
+
+class Ended(NamedTuple):
+    """The trigger is over. `settled` when Celery has done all that follows; `reason` names the blocker or the leader."""
+
+    outcome: Outcome
+    settled: bool
+    reason: list[Any]
+    value: Encoded
+
+
+class Surplus(NamedTuple):
+    """Another copy of the trigger's message is the one that counts."""
+
+    why: str
+
+
+class Refused(NamedTuple):
+    """Somebody else has taken over; `outcome` is empty while they run."""
+
+    owner: str
+    outcome: str

@@ -1,0 +1,259 @@
+"""Connections to the store. The only module that imports redis.
+
+A script call goes out as one packed EVALSHA on a connection kept by this process, without redis-py's pool, retry and metrics
+layers around it: they cost as much as the call itself. A cluster keeps redis-py's own routing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+import redis
+import redis.cluster
+import redis.sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    BusyLoadingError,
+    ClusterDownError,
+    ConnectionError as RedisConnectionError,
+    MasterDownError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TimeoutError as RedisTimeoutError,
+    TryAgainError,
+)
+from redis.retry import Retry
+
+from celery_singleflight.errors import ConfigurationError, ScriptError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from celery_singleflight.script import Script, Value
+
+__all__ = ("ClientConnections", "Connections", "DirectConnections", "connect")
+
+#: Seconds. A store that has not answered by then is asked again on a new connection.
+_TIMEOUTS: Final = {"socket_timeout": 2.0, "socket_connect_timeout": 1.0}
+#: Seconds before each attempt, jittered. redis-py's own default costs 3.2 s per call on a dead server.
+_PAUSES: Final = (0.0, 0.05, 0.2)
+
+#: Celery's spellings of a URL scheme, and redis-py's.
+_SCHEMES: Final = {
+    "redis": "redis",
+    "rediss": "rediss",
+    "unix": "unix",
+    "socket": "unix",
+    "redis+socket": "unix",
+}
+_TRANSIENT: Final = (
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    OSError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisConnectionError,
+    RedisTimeoutError,
+    TryAgainError,
+)
+_TRANSIENT_REPLIES: Final = ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED")
+
+
+class Connections(Protocol):
+    """What the store needs of a server: that it runs scripts."""
+
+    #: Whether the keys of one call may lie in several hash slots.
+    spans_slots: bool
+
+    def run(self, script: Script, keys: int, values: Sequence[Value]) -> Any:
+        """Run one script and return its raw reply. A reply that got lost is asked for again: scripts are repeatable.
+
+        Raises `StoreUnavailable` when every attempt failed, `ScriptError` when the script itself did.
+        """
+
+    def run_many(self, script: Script, keys: int, calls: Sequence[Sequence[Value]]) -> list[Any]:
+        """Run one script several times in one exchange, and return the raw replies in order. Raises as `run` does."""
+
+    def close(self) -> None:
+        """Close what is open; a later `run` connects again."""
+
+
+class DirectConnections:
+    """Connections to one server, or to the primary that Sentinel names. Safe in threads and across a fork."""
+
+    spans_slots = True
+
+    def __init__(self, pool: redis.ConnectionPool) -> None:
+        self._pool = pool
+        self._idle: list[Any] = []
+        self._pid = os.getpid()
+
+    def run(self, script: Script, keys: int, values: Sequence[Value]) -> Any:  # noqa: D102, as declared
+        return _persist(self._run_once, script, keys, values)
+
+    def run_many(self, script: Script, keys: int, calls: Sequence[Sequence[Value]]) -> list[Any]:  # noqa: D102
+        def once(_: Script, keys: int, first: Sequence[Value]) -> list[Any]:
+            # The first call loads the script if need be, the others follow in one exchange.
+            reply = self._run_once(script, keys, first)
+            packed = b"".join(_pack(b"EVALSHA", script.sha, keys, values) for values in calls[1:])
+            return [reply, *self._exchange([packed], len(calls) - 1)]
+
+        return _persist(once, script, keys, calls[0]) if calls else []
+
+    def close(self) -> None:  # noqa: D102
+        while self._idle:
+            self._idle.pop().disconnect()
+
+    def _run_once(self, script: Script, keys: int, values: Sequence[Value]) -> Any:
+        try:
+            return self._exchange((_pack(b"EVALSHA", script.sha, keys, values),), 1)[0]
+        except NoScriptError:
+            return self._exchange((_pack(b"EVAL", script.source, keys, values),), 1)[0]
+
+    def _exchange(self, packed: Sequence[bytes], replies: int) -> list[Any]:
+        connection = self._take()
+        try:
+            connection.send_packed_command(packed, check_health=False)
+            answer = [connection.read_response(disable_decoding=True) for _ in range(replies)]
+        except BaseException as error:
+            if isinstance(error, NoScriptError) and replies == 1:
+                self._idle.append(connection)
+            else:
+                # Whatever interrupted the exchange, an unread reply must never answer the next call.
+                connection.disconnect()
+            raise
+        self._idle.append(connection)
+        return answer
+
+    def _take(self) -> Any:
+        if self._pid != os.getpid():
+            self._idle, self._pid = [], os.getpid()
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._pool.make_connection()
+
+
+class ClientConnections:
+    """A redis-py client that routes by itself: a cluster, or a fake in unit tests. Made at its first use."""
+
+    def __init__(self, make: Callable[[], Any], *, spans_slots: bool) -> None:
+        self.spans_slots = spans_slots
+        self._make = make
+        self._client: Any = None
+
+    def run(self, script: Script, keys: int, values: Sequence[Value]) -> Any:  # noqa: D102, as declared
+        return _persist(self._run_once, script, keys, values)
+
+    def run_many(self, script: Script, keys: int, calls: Sequence[Sequence[Value]]) -> list[Any]:  # noqa: D102
+        return [self.run(script, keys, values) for values in calls]
+
+    def close(self) -> None:  # noqa: D102
+        if self._client is not None:
+            self._client.close()
+
+    def _run_once(self, script: Script, keys: int, values: Sequence[Value]) -> Any:
+        if self._client is None:
+            self._client = self._make()
+        try:
+            return self._client.evalsha(script.sha, keys, *values)
+        except NoScriptError:
+            return self._client.eval(script.source, keys, *values)
+
+
+def connect(url: str, options: Mapping[str, Any]) -> Connections:
+    """Return the connections for a store URL; nothing is opened yet.
+
+    `options` are keyword arguments of a redis-py connection (time-outs in seconds), and `master_name` for Sentinel.
+    Raises `ConfigurationError` for a URL that is not redis://, rediss://, unix://, redis+cluster:// or sentinel://.
+    """
+    settings = {**_TIMEOUTS, **options}
+    master = settings.pop("master_name", None)
+    scheme, _, rest = url.partition("://")
+    try:
+        if scheme.endswith("+cluster"):
+            cluster_url = f"{scheme.removesuffix('+cluster')}://{rest}"
+            return ClientConnections(lambda: redis.cluster.RedisCluster.from_url(cluster_url, **settings), spans_slots=False)
+        settings["retry"] = Retry(NoBackoff(), 0)
+        if scheme == "sentinel":
+            return DirectConnections(_sentinel_pool(url, master, settings))
+        if scheme in _SCHEMES:
+            first = rest.split(";", 1)[0]
+            return DirectConnections(redis.ConnectionPool.from_url(_from_celery(_SCHEMES[scheme], first), **settings))
+    except ValueError as error:
+        raise ConfigurationError(f"singleflight_url {without_password(url)} cannot be used: {error}") from error
+    raise ConfigurationError(
+        f"singleflight_url {without_password(url)} cannot be used: expected redis://, rediss://, unix://, "
+        "redis+cluster:// or sentinel://"
+    )
+
+
+def without_password(url: str) -> str:
+    """Return the URL as it may be shown."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://…@{rest.rpartition('@')[2]}" if "@" in rest else url
+
+
+def _persist(once: Callable[[Script, int, Sequence[Value]], Any], script: Script, keys: int, values: Sequence[Value]) -> Any:
+    failure: Exception | None = None
+    for pause in _PAUSES:
+        if pause:
+            time.sleep(random.uniform(pause / 2, pause))  # noqa: S311, jitter
+        try:
+            return once(script, keys, values)
+        except _TRANSIENT as error:
+            failure = error
+        except ResponseError as error:
+            if not str(error).startswith(_TRANSIENT_REPLIES):
+                raise ScriptError(f"script {script.name} failed: {error}") from error
+            failure = error
+        except RedisError as error:
+            failure = error
+    raise StoreUnavailable(f"the store did not run {script.name} in {len(_PAUSES)} attempts: {failure}") from failure
+
+
+def _pack(command: bytes, script: str, keys: int, values: Sequence[Value]) -> bytes:
+    parts = [b"*%d\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(values) + 3, len(command), command, len(script), script.encode())]
+    for value in (keys, *values):
+        data = value.encode() if isinstance(value, str) else value if isinstance(value, bytes) else b"%d" % value
+        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(parts)
+
+
+def _from_celery(scheme: str, rest: str) -> str:
+    """Return a redis-py URL for one of Celery's, whose query spells some arguments in another way."""
+    base, _, query = rest.partition("?")
+    arguments = dict(parse_qsl(query))
+    if "virtual_host" in arguments:
+        arguments["db"] = arguments.pop("virtual_host")
+    if "ssl_cert_reqs" in arguments:
+        arguments["ssl_cert_reqs"] = arguments["ssl_cert_reqs"].removeprefix("CERT_").lower()
+    return f"{scheme}://{base}" + (f"?{urlencode(arguments)}" if arguments else "")
+
+
+def _sentinel_pool(url: str, master: str | None, settings: dict[str, Any]) -> redis.ConnectionPool:
+    if not master:
+        raise ConfigurationError(
+            "a sentinel:// URL needs the name of the primary: singleflight_transport_options = {'master_name': …}"
+        )
+    servers = [urlsplit(part) for part in url.split(";") if part]
+    first = servers[0]
+    login = {
+        "username": unquote(first.username) if first.username else None,
+        "password": unquote(first.password) if first.password else None,
+        "db": int(first.path.strip("/") or 0),
+    }
+    sentinel_settings = settings.pop("sentinel_kwargs", None)
+    sentinel = redis.sentinel.Sentinel(
+        [(server.hostname, server.port or 26379) for server in servers], sentinel_kwargs=sentinel_settings, **settings
+    )
+    pool: redis.ConnectionPool = redis.sentinel.SentinelConnectionPool(master, sentinel, **{**login, **settings})
+    return pool

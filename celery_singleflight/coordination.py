@@ -1,0 +1,79 @@
+"""The one store and heartbeat of an app in this process, made from the Celery settings at first use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
+
+from celery_singleflight.connection import connect
+from celery_singleflight.errors import ConfigurationError
+from celery_singleflight.heartbeat import Heartbeat
+from celery_singleflight.keys import KeySpace
+from celery_singleflight.store import Store
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+__all__ = ("Coordination", "coordination")
+
+_REDIS: Final = ("redis", "rediss", "socket", "sentinel")
+#: What a Celery transport option means to us too.
+_SHARED_OPTIONS: Final = ("master_name", "sentinel_kwargs")
+
+
+class Coordination:
+    """The store of one app, and the heartbeat of this process on it."""
+
+    __slots__ = ("heartbeat", "store")
+
+    def __init__(self, app: Celery) -> None:
+        prefix = app.conf.get("singleflight_key_prefix") or "sf"
+        if not isinstance(prefix, str) or set("{}") & set(prefix):
+            raise ConfigurationError(f"setting singleflight_key_prefix: expected a text without braces, got {prefix!r}")
+        self.store = Store(connect(*_server(app)), KeySpace(prefix))
+        self.heartbeat = Heartbeat(self.store)
+
+
+_coordinations: Final[WeakKeyDictionary[Celery, Coordination]] = WeakKeyDictionary()
+_guard: Final = threading.Lock()
+
+
+def coordination(app: Celery) -> Coordination:
+    """Return the app's coordination. Raises `ConfigurationError` when its settings name no usable store."""
+    found = _coordinations.get(app)
+    if found is None:
+        with _guard:
+            found = _coordinations.get(app) or _coordinations.setdefault(app, Coordination(app))
+    return found
+
+
+def coordinations() -> list[Coordination]:
+    """Return those in use in this process."""
+    return list(_coordinations.values())
+
+
+def _server(app: Celery) -> tuple[str, dict[str, Any]]:
+    """Return the store's URL and connection options: the app's own setting, else its Redis result backend or broker."""
+    conf = app.conf
+    options = conf.get("singleflight_transport_options") or {}
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(f"setting singleflight_transport_options: expected a mapping, got {options!r}")
+    url = conf.get("singleflight_url")
+    if url:
+        return str(url), dict(options)
+    candidates = (
+        (conf.result_backend, conf.get("result_backend_transport_options"), conf.get("redis_backend_use_ssl")),
+        (conf.broker_url, conf.get("broker_transport_options"), conf.get("broker_use_ssl")),
+    )
+    for candidate, transport, use_ssl in candidates:
+        if isinstance(candidate, str) and candidate.partition("://")[0].partition("+")[0] in _REDIS:
+            taken = {name: transport[name] for name in _SHARED_OPTIONS if transport and name in transport}
+            if isinstance(use_ssl, Mapping):
+                taken.update(use_ssl)
+            return candidate, {**taken, **options}
+    raise ConfigurationError(
+        "there is no store for leases: neither result_backend nor broker_url is a Redis URL; expected the setting "
+        "singleflight_url, a URL such as redis://host:6379/0"
+    )

@@ -1,0 +1,124 @@
+"""Every error of the package, in one tree.
+
+The arguments of an error are its facts, in a fixed order, so that it survives pickling and Celery's JSON result backends;
+its message is made from them.
+"""
+
+from __future__ import annotations
+
+from celery.exceptions import ImproperlyConfigured
+
+__all__ = (
+    "ConfigurationError",
+    "Contended",
+    "FencingUnavailable",
+    "LeaseLost",
+    "LockKeyError",
+    "OptionError",
+    "ResultUnavailable",
+    "ScriptError",
+    "SingleflightError",
+    "Skipped",
+    "StoreUnavailable",
+    "WaitTimeout",
+)
+
+
+class SingleflightError(Exception):
+    """Base of the errors of celery_singleflight, `LeaseLost` apart."""
+
+
+class ConfigurationError(SingleflightError, ImproperlyConfigured):
+    """A setting, an option or a task class is wrong; says what was expected and what came."""
+
+
+class OptionError(ConfigurationError, ValueError):
+    """A task option, call option or setting is unknown or has a wrong value."""
+
+
+class LockKeyError(SingleflightError, ValueError):
+    """No lock key or execution key can be made from these arguments, so the task does not run."""
+
+
+class ScriptError(SingleflightError):
+    """The store answered a script with something its header does not declare."""
+
+
+class StoreUnavailable(SingleflightError):
+    """The store could not be reached, or refused to work, after several attempts."""
+
+
+class FencingUnavailable(SingleflightError):
+    """With `lock_limit` above 1 the holders would fence each other out, so there is no fencing token."""
+
+    def __init__(self, lock_key: str) -> None:
+        super().__init__(lock_key)
+        self.lock_key = lock_key
+
+    def __str__(self) -> str:
+        return (
+            f"{self.lock_key} has a lock_limit above 1: its holders would fence each other out, so there is no fencing "
+            "token to ask for"
+        )
+
+
+class ResultUnavailable(SingleflightError):
+    """The execution succeeded before, but its value could not be stored, so there is nothing to answer with."""
+
+    def __init__(self, execution_key: str, reason: str) -> None:
+        super().__init__(execution_key, reason)
+        self.execution_key = execution_key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"execution {self.execution_key} has succeeded, but its result is not stored: {self.reason}"
+
+
+class Contended(SingleflightError):
+    """A live lease of somebody else is in the way.
+
+    `age` and `remaining` are seconds: how long the holder has held the key, and when its lease ends unless renewed.
+    """
+
+    verb = "is held"
+
+    def __init__(self, lock_key: str, task_id: str = "", worker: str = "", age: float = 0.0, remaining: float = 0.0) -> None:
+        super().__init__(lock_key, task_id, worker, age, remaining)
+        self.lock_key = lock_key
+        self.task_id = task_id
+        self.worker = worker
+        self.age = age
+        self.remaining = remaining
+
+    def __str__(self) -> str:
+        return (
+            f"{self.lock_key} {self.verb} by {self.task_id or 'unknown'} on {self.worker or 'unknown'} "
+            f"for {self.age:.1f} s, its lease has {self.remaining:.1f} s left"
+        )
+
+
+class Skipped(Contended):
+    """The trigger was skipped under `contention_policy="skip"`, `skip_as="raise"`."""
+
+    verb = "was skipped: held"
+
+
+class WaitTimeout(Contended):
+    """The trigger waited for `wait_timeout` and was still contended."""
+
+    verb = "was still contended at the end of wait_timeout: held"
+
+
+class LeaseLost(BaseException):
+    """The lease is not ours any more: it was taken over, or could not be renewed before its own deadline.
+
+    A `BaseException`, so that neither `except Exception` nor `autoretry_for` eats it.
+    """
+
+    def __init__(self, lock_key: str, reason: str = "") -> None:
+        super().__init__(lock_key, reason)
+        self.lock_key = lock_key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the lease on {self.lock_key} is lost" + (f": {self.reason}" if self.reason else "")

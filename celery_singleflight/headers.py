@@ -1,0 +1,23 @@
+"""Names of the message headers and properties of the package; documented for publishers that do not have it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ("COPY", "DIGEST", "EVENTS", "FIRST_SEEN", "KEY", "OWNER", "PREVIOUS", "SERIALIZER", "WAITS")
+
+#: The lock key, and the digest of the arguments it was made from.
+KEY: Final = "singleflight_key"
+DIGEST: Final = "singleflight_digest"
+
+#: Which copy of the message this is, and the copy it was made from.
+COPY: Final = "singleflight_copy"
+PREVIOUS: Final = "singleflight_previous"
+#: How often the trigger has been requeued, and the store time in ms at which it first met contention.
+WAITS: Final = "singleflight_waits"
+FIRST_SEEN: Final = "singleflight_first_seen"
+
+#: Properties that the worker's main process adds to a delivery; they do not travel with the message.
+OWNER: Final = "singleflight_owner"
+EVENTS: Final = "singleflight_events"
+SERIALIZER: Final = "singleflight_content_type"

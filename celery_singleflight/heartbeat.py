@@ -1,0 +1,153 @@
+"""Keeping leases: one daemon thread for each executing process renews what this process holds.
+
+It never runs on the worker's event loop, which stands still while the broker is away. It is started by the first lease after
+a fork and dies with the process, so a dead holder stops renewing at once. It also settles, in batches, the triggers whose
+callbacks Celery has sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from celery_singleflight import signals
+from celery_singleflight.errors import SingleflightError
+
+if TYPE_CHECKING:
+    from celery_singleflight.claims import Record
+    from celery_singleflight.lease import Lease
+    from celery_singleflight.store import Store
+
+__all__ = ("Heartbeat",)
+
+logger = logging.getLogger(__name__)
+
+#: A lease is renewed each time this part of it has passed.
+_PART: Final = 1 / 3
+#: Seconds between two looks at most, while there is anything to look after.
+_LONGEST_PAUSE: Final = 1.0
+#: Looks that find nothing before the thread sleeps until it is needed.
+_IDLE_LOOKS: Final = 5
+
+
+class Heartbeat:
+    """Renews the leases of this process and settles its finished triggers."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._pause = _LONGEST_PAUSE
+        self._reset()
+
+    def keep(self, lease: Lease, record: Record) -> None:
+        """Renew this lease from now on, until it is dropped, lost, or as old as its `max_hold`."""
+        if self._pid != os.getpid():
+            self._reset()
+        self._kept[record] = lease
+        self._pause = min(self._pause, lease.ttl * _PART)
+        self._attend()
+
+    def drop(self, record: Record) -> None:
+        """Stop renewing; a renewal under way cannot bring back what is released after it."""
+        self._kept.pop(record, None)
+
+    def settle(self, record: Record, owner: str) -> None:
+        """Tell the store, within about a second, that Celery has done what follows this trigger."""
+        if self._pid != os.getpid():
+            self._reset()
+        self._ended.append((record, owner))
+        self._attend()
+
+    def flush(self) -> None:
+        """Settle what waits for it, now; for a process that is about to leave."""
+        if self._pid == os.getpid():
+            self._settle()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._kept: dict[Record, Lease] = {}
+        self._ended: list[tuple[Record, str]] = []
+        self._pause = _LONGEST_PAUSE
+        self._wake = threading.Event()
+        self._guard = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._asleep = False
+
+    def _attend(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            with self._guard:
+                if self._thread is None or not self._thread.is_alive():
+                    self._asleep = False
+                    self._thread = threading.Thread(target=self._beat, name="singleflight-heartbeat", daemon=True)
+                    self._thread.start()
+        elif self._asleep:
+            self._wake.set()
+
+    def _beat(self) -> None:
+        idle = 0
+        while True:
+            self._wake.wait(self._pause)
+            try:
+                self._renew()
+                self._settle()
+            except Exception:
+                # Whatever it was, leases must go on being renewed.
+                logger.exception("a look of the heartbeat failed; the next one follows")
+            idle = 0 if self._kept or self._ended else idle + 1
+            if idle >= _IDLE_LOOKS:
+                self._sleep()
+                idle = 0
+
+    def _sleep(self) -> None:
+        self._wake.clear()
+        self._asleep = True
+        if not self._kept and not self._ended:
+            self._wake.wait()
+        self._asleep = False
+        self._wake.clear()
+
+    def _renew(self) -> None:
+        due = []
+        requested_at = time.monotonic()
+        for record, lease in list(self._kept.items()):
+            if lease.is_lost:
+                self._lose(lease, record, "it could not be renewed before its deadline")
+            elif (ttl := self._due(lease, requested_at)) > 0:
+                due.append((lease, record, ttl))
+        if not due:
+            return
+        try:
+            lost = self._store.renew(due)
+        except SingleflightError as error:
+            logger.warning("could not renew %d leases, trying again: %s", len(due), error)
+            return
+        for (lease, record, ttl), why in zip(due, lost, strict=True):
+            if not why:
+                lease.renewed(requested_at, ttl)
+            elif record in self._kept:  # else it was released meanwhile
+                self._lose(lease, record, why)
+
+    def _due(self, lease: Lease, now: float) -> float:
+        """Return for how many seconds the lease is to be renewed now; 0 for not now."""
+        if lease.expires_at - now > lease.ttl * (1 - _PART) + self._pause:
+            return 0.0
+        ttl = min(lease.ttl, lease.acquired_at + lease.max_hold - now)
+        return ttl if now + ttl > lease.expires_at else 0.0  # else it is as old as max_hold, and what is left runs out
+
+    def _lose(self, lease: Lease, record: Record, reason: str) -> None:
+        self.drop(record)
+        lease.mark_lost(reason)
+        logger.error("the lease on %s is lost: %s", lease.lock_key, reason)
+        signals.lease_lost.send(sender=None, lease=lease, reason=reason)
+
+    def _settle(self) -> None:
+        ended, self._ended = self._ended, []
+        if not ended:
+            return
+        try:
+            self._store.settle(ended)
+        except SingleflightError as error:
+            # A trigger that is not settled is answered again, which is right and only costs a little.
+            logger.warning("could not settle %d triggers: %s", len(ended), error)

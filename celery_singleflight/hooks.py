@@ -1,0 +1,44 @@
+"""Receivers of Celery's own signals, connected when the package is imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import current_app, signals, states
+
+from celery_singleflight.coordination import coordinations
+from celery_singleflight.outcome import ENDED_MARK
+from celery_singleflight.publish import stamp
+from celery_singleflight.task import SingleflightTask
+
+__all__ = ("connect_hooks",)
+
+
+def stamp_message(sender: str, headers: Any = None, body: Any = None, properties: Any = None, **_: Any) -> None:
+    """Stamp each message on its way to the broker, whoever publishes it: `send_task`, beat, canvas, retry."""
+    if isinstance(headers, dict) and isinstance(properties, dict):
+        task = current_app._tasks.get(sender)  # noqa: SLF001, looking up must not finalize the app
+        binding = task._binding if isinstance(task, SingleflightTask) else None  # noqa: SLF001
+        stamp(sender, binding, headers, body, properties)
+
+
+def settle_trigger(task: Any, state: str | None = None, **_: Any) -> None:
+    """Note that Celery has sent what follows a run: the last that happens to its request."""
+    ended = getattr(task.request, ENDED_MARK, None)
+    if ended is not None and state in states.READY_STATES:
+        heartbeat, record, owner = ended
+        heartbeat.settle(record, owner)
+
+
+def leave(**_: Any) -> None:
+    """Settle what is left before the process goes."""
+    for place in coordinations():
+        place.heartbeat.flush()
+
+
+def connect_hooks() -> None:
+    """Connect the receivers; again does nothing."""
+    signals.before_task_publish.connect(stamp_message, dispatch_uid="singleflight.stamp_message")
+    signals.task_postrun.connect(settle_trigger, dispatch_uid="singleflight.settle_trigger")
+    signals.worker_process_shutdown.connect(leave, dispatch_uid="singleflight.leave")
+    signals.worker_shutdown.connect(leave, dispatch_uid="singleflight.leave")

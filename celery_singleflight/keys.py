@@ -1,0 +1,78 @@
+"""Lock keys, and the names under which the store keeps what belongs to them.
+
+Every name carries the schema version and a hash tag `{<prefix><bucket>}` made from the lock *name*, so that a lock key, the
+run records and the triggers of one lock name share a slot: each script is one step on Redis Cluster too, and an execution key
+is recognised across the lock keys of its name.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from celery_singleflight.canonical import canonical
+
+__all__ = ("BUCKETS", "SCHEMA", "KeySpace", "LockKey", "LockNames", "bounded")
+
+#: Version of the layout of the store. Names of two versions never meet.
+SCHEMA: Final = 1
+BUCKETS: Final = 64
+_LONGEST: Final = 200
+
+
+def bounded(text: str) -> str:
+    """Return `text`, or when it is longer than 200 characters its beginning and a digest of the whole."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST - 33]}#{blake2b(text.encode(), digest_size=16).hexdigest()}"
+
+
+class LockKey(NamedTuple):
+    """What must not overlap: a lock name and a business scope, as one text such as `billing["acct_123"]`."""
+
+    name: str
+    text: str
+
+    @classmethod
+    def of(cls, name: str, scope: object) -> LockKey:
+        """Make the lock key of `scope` (a list of values, its order matters) under the lock name."""
+        return cls(name, bounded(name + canonical(scope)))
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class LockNames(NamedTuple):
+    """Where the store keeps a lock key."""
+
+    lease: str
+    holders: str
+    fence: str
+    pace: str
+
+
+class KeySpace:
+    """Makes the names of the store's keys from the app's `singleflight_key_prefix`."""
+
+    __slots__ = ("_roots",)
+
+    def __init__(self, prefix: str) -> None:
+        self._roots = [f"{{{prefix}{bucket}}}:{SCHEMA}:" for bucket in range(BUCKETS)]
+
+    def lock(self, key: LockKey) -> LockNames:
+        """Names of what belongs to a lock key."""
+        root = self._root(key.name)
+        text = key.text
+        return LockNames(f"{root}lease:{text}", f"{root}holders:{text}", f"{root}fence:{text}", f"{root}pace:{text}")
+
+    def execution(self, lock_name: str, execution_key: str) -> str:
+        """Name of the run record of an explicit execution key, scoped by the lock name."""
+        return f"{self._root(lock_name)}execution:{bounded(lock_name)}:{bounded(execution_key)}"
+
+    def trigger(self, lock_name: str, task_id: str) -> str:
+        """Name of the record of one trigger, which is its run record too when it has no explicit execution key."""
+        return f"{self._root(lock_name)}trigger:{bounded(lock_name)}:{bounded(task_id)}"
+
+    def _root(self, lock_name: str) -> str:
+        return self._roots[crc32(lock_name.encode()) % BUCKETS]

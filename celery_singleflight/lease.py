@@ -1,0 +1,154 @@
+"""The lease of a lock key, the execution it is for, and who holds what in the current context."""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from celery_singleflight.errors import FencingUnavailable, LeaseLost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery_singleflight.keys import LockKey
+
+__all__ = ("Execution", "Holding", "Lease", "current_execution", "current_lease", "holdings")
+
+
+class Lease:
+    """A time-limited right on a lock key, as its holder sees it. Times are monotonic seconds of this process.
+
+    `expires_at` is counted from before the request that got or renewed the lease, so it is never later than the store's own
+    expiry by more than the drift of two clocks over one lease.
+    """
+
+    __slots__ = ("_lost", "_token", "acquired_at", "expires_at", "key", "limit", "max_hold", "owner", "ttl")
+
+    def __init__(
+        self,
+        key: LockKey,
+        *,
+        owner: str,
+        token: int,
+        limit: int,
+        ttl: float,
+        max_hold: float,
+        requested_at: float,
+    ) -> None:
+        self.key = key
+        self.owner = owner
+        self.limit = limit
+        self.ttl = ttl
+        self.max_hold = max_hold
+        self.acquired_at = requested_at
+        self.expires_at = requested_at + ttl
+        self._token = token
+        self._lost = ""
+
+    @property
+    def lock_key(self) -> str:
+        """The lock key as text."""
+        return self.key.text
+
+    @property
+    def fencing_token(self) -> int:
+        """An integer that grows with every acquisition of the lock key: hand it to the resource that must refuse stale writers.
+
+        Raises `FencingUnavailable` when `lock_limit` is above 1. Tokens compare within one lock key only.
+        """
+        if self.limit > 1:
+            raise FencingUnavailable(self.lock_key)
+        return self._token
+
+    @property
+    def token(self) -> int:
+        """The number of this acquisition, whatever the lock limit; for the store's own use."""
+        return self._token
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the lease ends unless it is renewed; 0 when it is lost."""
+        return 0.0 if self._lost else max(self.expires_at - time.monotonic(), 0.0)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the store has said so, or the lease's own deadline has passed without a renewal."""
+        return bool(self._lost) or time.monotonic() >= self.expires_at
+
+    def check(self) -> None:
+        """Do nothing while the lease is held; raise `LeaseLost` when it is not."""
+        if self.is_lost:
+            raise LeaseLost(self.lock_key, self._lost or "it was not renewed in time")
+
+    def mark_lost(self, reason: str) -> None:
+        """Note that the lease is gone for good."""
+        self._lost = self._lost or reason
+
+    def renewed(self, requested_at: float, ttl: float) -> None:
+        """Note a renewal that was requested at that time and granted for `ttl` seconds."""
+        self.expires_at = max(self.expires_at, requested_at + ttl)
+
+    def __repr__(self) -> str:
+        state = "lost" if self.is_lost else f"{self.remaining:.1f} s left"
+        return f"<Lease {self.lock_key} token {self._token}, {state}>"
+
+
+class Execution:
+    """One logical unit of work, as the run that works on it sees it."""
+
+    __slots__ = ("attempt", "key", "run_id", "task_id")
+
+    def __init__(self, *, key: str, run_id: str, attempt: int, task_id: str) -> None:
+        #: What must not happen twice; the provider's idempotency key.
+        self.key = key
+        #: Stays the same over all attempts of this execution while its record is kept.
+        self.run_id = run_id
+        #: 1 for the first run, one more for each further one.
+        self.attempt = attempt
+        self.task_id = task_id
+
+    def __repr__(self) -> str:
+        return f"<Execution {self.key} attempt {self.attempt}>"
+
+
+class Holding:
+    """A place in the context: this lease is held here, for this execution and task, inside of what was held before."""
+
+    __slots__ = ("execution", "lease", "outer", "request", "task")
+
+    def __init__(self, lease: Lease, execution: Execution | None = None, task: object = None, request: object = None) -> None:
+        self.lease = lease
+        self.execution = execution
+        self.task = task
+        self.request = request
+        self.outer = _innermost.get()
+
+    def __enter__(self) -> Lease:
+        _innermost.set(self)
+        return self.lease
+
+    def __exit__(self, *_: object) -> None:
+        _innermost.set(self.outer)
+
+
+_innermost: ContextVar[Holding | None] = ContextVar("singleflight_holding", default=None)
+
+
+def holdings() -> Iterator[Holding]:
+    """Yield what is held in this context, from the innermost outwards."""
+    holding = _innermost.get()
+    while holding is not None:
+        yield holding
+        holding = holding.outer
+
+
+def current_lease() -> Lease | None:
+    """Return the innermost lease held in this context, or None. A thread started by a body is a context of its own."""
+    holding = _innermost.get()
+    return holding.lease if holding else None
+
+
+def current_execution() -> Execution | None:
+    """Return the execution of the innermost protected run in this context, or None."""
+    return next((holding.execution for holding in holdings() if holding.execution), None)

@@ -1,0 +1,86 @@
+"""How a trigger that does not run ends, as Celery sees it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from celery.exceptions import Ignore
+
+from celery_singleflight import headers as header, signals
+from celery_singleflight.canvas import in_chord_header, stop_chain
+from celery_singleflight.claims import Ended, Outcome
+from celery_singleflight.errors import Contended, Skipped, WaitTimeout
+from celery_singleflight.results import decode, decode_error
+
+if TYPE_CHECKING:
+    from celery_singleflight.trigger import Trigger
+
+__all__ = ("answer", "ended", "surplus")
+
+logger = logging.getLogger(__name__)
+
+#: Name of the mark on a request whose trigger has its outcome: (heartbeat, record, owner), read at `task_postrun`.
+ENDED_MARK = "_singleflight_ended"
+
+
+def ended(trigger: Trigger) -> None:
+    """Mark the request, so that the trigger is settled once Celery has sent what follows it."""
+    claim = trigger.claim
+    setattr(trigger.request, ENDED_MARK, (trigger.binding.coordination.heartbeat, claim.record, claim.owner))
+
+
+def answer(trigger: Trigger, end: Ended) -> Any:
+    """Give Celery the outcome that the store has for a trigger: return its value, or raise.
+
+    Celery's own tracer then stores the result and sends callbacks, chain and chord. When it has done so before, this copy of
+    the message needs no answer: raises `Ignore`.
+    """
+    claim, app = trigger.claim, trigger.binding.app
+    if end.settled and not trigger.request.is_eager:
+        raise Ignore(f"{claim.record.lock_key} has been run for this trigger, with the outcome {end.outcome.value}")
+    ended(trigger)
+    _tell(trigger, end)
+    if end.outcome is Outcome.SUCCEEDED:
+        return decode(app, end.value, trigger.execution_key, " ".join(map(str, end.reason)))
+    if end.outcome is Outcome.FAILED:
+        raise decode_error(app, end.value, trigger.execution_key, " ".join(map(str, end.reason)))
+    facts = _contention(trigger, end)
+    if end.outcome is Outcome.REJECTED:
+        raise Contended(*facts)
+    if end.outcome is Outcome.TIMED_OUT:
+        raise WaitTimeout(*facts)
+    return _skip(trigger, facts)
+
+
+def surplus(trigger: Trigger, why: str) -> NoReturn:
+    """End a delivery whose trigger another copy of the message stands for. Raises `Ignore`."""
+    raise Ignore(f"another copy of this message counts ({why}), {trigger.lock_key} is left to it")
+
+
+def _skip(trigger: Trigger, facts: tuple[str, str, str, float, float]) -> Any:
+    options, task = trigger.binding.options, trigger.task
+    if options.skip_as == "raise":
+        raise Skipped(*facts)
+    if options.skip_as == "stop" and not in_chord_header(trigger.request):
+        stop_chain(task, f"{trigger.request.id} was skipped: {Skipped(*facts)}")
+    return options.skip_result
+
+
+def _tell(trigger: Trigger, end: Ended) -> None:
+    lock_key, task_id, name = trigger.lock_key.text, trigger.request.id, trigger.task.name
+    if end.outcome in (Outcome.SUCCEEDED, Outcome.FAILED):
+        reason = f"answered from the stored outcome of {trigger.execution_key}"
+    else:
+        reason = str(Contended(*_contention(trigger, end)))
+    logger.info("%s[%s] does not run, %s: %s", name, task_id, end.outcome.value, reason)
+    signals.trigger_ended.send(
+        sender=trigger.task, lock_key=lock_key, task_id=task_id, outcome=end.outcome, reason=reason, ran=False
+    )
+    if end.outcome is Outcome.SKIPPED and (trigger.request.properties or {}).get(header.EVENTS):
+        trigger.task.send_event("task-skipped", lock_key=lock_key, reason=reason)
+
+
+def _contention(trigger: Trigger, end: Ended) -> tuple[str, str, str, float, float]:
+    _, task_id, worker, age_ms, remaining_ms = end.reason
+    return trigger.lock_key.text, task_id or "", worker or "", age_ms / 1000, remaining_ms / 1000

@@ -1,0 +1,59 @@
+"""The path of one publish: call options become headers, and the lock key is stamped on the message."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from celery_singleflight import headers as header
+from celery_singleflight.binding import arguments_digest
+from celery_singleflight.errors import SingleflightError
+from celery_singleflight.options import CALL_OPTIONS, refuse_call_options
+
+if TYPE_CHECKING:
+    from celery_singleflight.binding import Binding
+
+__all__ = ("move_call_options", "stamp")
+
+logger = logging.getLogger(__name__)
+
+
+def move_call_options(task_name: str, options: dict[str, Any], *, strict: bool) -> None:
+    """Move our call options from the options of a publish into its headers, where brokers do not drop them.
+
+    Raises `OptionError` for a wrong one when `strict`; else it is left to the worker to refuse, because an error here would
+    be taken for one of whoever published.
+    """
+    if strict:
+        stamps = options.get("stamped_headers") or ()
+        refuse_call_options(task_name, (name for name in options if name not in CALL_OPTIONS and name not in stamps))
+    moved = {}
+    for name, option in CALL_OPTIONS.items():
+        value = options.pop(name, None)
+        if value is not None:
+            moved[option.header] = option.checked(value, f"call of {task_name}, {name}") if strict else value
+    if moved:
+        options["headers"] = {**(options.get("headers") or {}), **moved}
+
+
+def stamp(task_name: str, binding: Binding | None, headers: dict[str, Any], body: Any, properties: dict[str, Any]) -> None:
+    """Complete a message before it is sent: `headers` and `properties` are changed in place.
+
+    `binding` is None for a task of another service: its worker derives the key. So it does when no key can be made here,
+    and refuses the call if it cannot either.
+    """
+    for name, option in CALL_OPTIONS.items():
+        value = properties.pop(name, None)
+        if value is not None:
+            headers[option.header] = value
+    if binding is None or not isinstance(body, list | tuple):
+        return
+    args, kwargs = body[0], body[1]
+    try:
+        digest = arguments_digest(args, kwargs)
+        if headers.get(header.DIGEST) != digest:
+            headers[header.KEY] = binding.lock_key(task_name, args, kwargs).text
+            headers[header.DIGEST] = digest
+    except (SingleflightError, TypeError) as error:
+        headers.pop(header.KEY, None)
+        logger.debug("no lock key for %s at publish: %s", task_name, error)

@@ -1,0 +1,159 @@
+"""How a key is made from the arguments of a task: by names, by a template, or by a function."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from string import Formatter
+from typing import TYPE_CHECKING, Any, Final
+
+from celery_singleflight.canonical import canonical, plain
+from celery_singleflight.errors import LockKeyError, OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ("Arguments", "compile_scope")
+
+_FIELD: Final = re.compile(r"^([A-Za-z_]\w*)((?:\.[A-Za-z]\w*|\[\w+\])*)$")
+_STEP: Final = re.compile(r"\.(\w+)|\[(\w+)\]")
+
+
+class Arguments:
+    """The signature of a task's own function, `self` apart."""
+
+    def __init__(self, task_name: str, signature: inspect.Signature) -> None:
+        self._task_name = task_name
+        self._signature = signature
+        kinds = [parameter.kind for parameter in signature.parameters.values()]
+        self.is_open = inspect.Parameter.VAR_KEYWORD in kinds
+        self._keywords = next(
+            (name for name, p in signature.parameters.items() if p.kind is inspect.Parameter.VAR_KEYWORD), None
+        )
+        self.names = tuple(name for name in signature.parameters if name != self._keywords)
+
+    def bind(self, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments by name, defaults applied. A pydantic model is taken as the dict that Celery sends for it.
+
+        Raises `TypeError` as the call itself would.
+        """
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = bound.arguments
+        if self._keywords:
+            arguments.update(arguments.pop(self._keywords))
+        for name, value in arguments.items():
+            if hasattr(value, "model_dump"):
+                arguments[name] = value.model_dump(mode="json")
+        return arguments
+
+    def require(self, option: str, names: Any) -> None:
+        """Raise `OptionError` unless each of these names is an argument of the task."""
+        for name in names:
+            if name not in self.names and not self.is_open:
+                raise OptionError(
+                    f"task {self._task_name}, {option}: there is no argument {name}, expected "
+                    f"{', '.join(self.names) or 'none, the task has no arguments'}"
+                )
+
+
+def compile_scope(option: str, recipe: Any, arguments: Arguments) -> Callable[[Mapping[str, Any]], list[Any]]:
+    """Return the function that makes the parts of a key from the bound arguments; `recipe` None takes all of them.
+
+    Raises `OptionError` when the recipe names what the task does not have.
+    """
+    if recipe is None:
+        return lambda bound: list(bound.values())
+    if isinstance(recipe, str):
+        return _template(option, recipe, arguments)
+    if callable(recipe):
+        return _function(option, recipe, arguments)
+    arguments.require(option, recipe)
+    return lambda bound: [_pick(option, bound, name) for name in recipe]
+
+
+def _pick(option: str, bound: Mapping[str, Any], name: str) -> Any:
+    try:
+        return bound[name]
+    except KeyError:
+        raise LockKeyError(f"{option}: the call has no argument {name}") from None
+
+
+def _template(option: str, template: str, arguments: Arguments) -> Callable[[Mapping[str, Any]], list[Any]]:
+    parts: list[tuple[str, str, list[str], str]] = []
+    try:
+        pieces = list(Formatter().parse(template))
+    except ValueError as error:
+        raise OptionError(f"{option}: {template!r} is no template: {error}") from error
+    for literal, field, spec, conversion in pieces:
+        if field is None:
+            parts.append((literal, "", [], ""))
+            continue
+        match = _FIELD.match(field)
+        if match is None or conversion or "{" in (spec or ""):
+            raise OptionError(
+                f"{option}: {template!r} has a field {{{field}}}, expected an argument name with attributes or items, "
+                "such as {account.id} or {order[id]}"
+            )
+        arguments.require(option, [match[1]])
+        parts.append((literal, match[1], [a or b for a, b in _STEP.findall(match[2])], spec or ""))
+    if not any(name for _, name, _, _ in parts):
+        raise OptionError(
+            f"{option}: {template!r} names no argument, so every call would have one key; expected a field such as "
+            "{account.id}, or () for the task as a whole"
+        )
+
+    def scope(bound: Mapping[str, Any]) -> list[Any]:
+        return [
+            "".join(
+                literal + (_text(_walk(option, _pick(option, bound, name), steps), spec, option) if name else "")
+                for literal, name, steps, spec in parts
+            )
+        ]
+
+    return scope
+
+
+def _walk(option: str, value: Any, steps: list[str]) -> Any:
+    for step in steps:
+        try:
+            if isinstance(value, Mapping):
+                value = value[step]
+            elif isinstance(value, list | tuple) and step.isdigit():
+                value = value[int(step)]
+            else:
+                value = getattr(value, step)
+        except (AttributeError, LookupError) as error:
+            raise LockKeyError(f"{option}: {type(value).__name__} has no {step}") from error
+    return value
+
+
+def _text(value: Any, spec: str, option: str) -> str:
+    if spec:
+        try:
+            return format(value, spec)
+        except (TypeError, ValueError) as error:
+            raise LockKeyError(f"{option}: {type(value).__name__} cannot be formatted as {spec!r}: {error}") from error
+    form = plain(value)
+    return form if isinstance(form, str) else canonical(form)
+
+
+def _function(option: str, function: Callable[..., Any], arguments: Arguments) -> Callable[[Mapping[str, Any]], list[Any]]:
+    parameters = inspect.signature(function).parameters.values()
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    named = [p for p in parameters if p.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)]
+    wanted = [p.name for p in named]
+    arguments.require(option, [p.name for p in named if p.default is inspect.Parameter.empty])
+
+    def scope(bound: Mapping[str, Any]) -> list[Any]:
+        chosen = bound if takes_all else {name: bound[name] for name in wanted if name in bound}
+        try:
+            parts = function(**chosen)
+        except Exception as error:
+            raise LockKeyError(f"{option}: the function failed, so the task does not run: {error!r}") from error
+        if parts is None:
+            raise LockKeyError(f"{option}: the function returned None, expected the parts of a key")
+        return list(parts) if isinstance(parts, list | tuple) else [parts]
+
+    return scope

@@ -1,0 +1,96 @@
+"""The Lua loader: what a script's header declares is what runs.
+
+A header names the script's KEYS, ARGV and replies. From it come the Lua locals of the body, the names by which Python must
+call the script, and the types of its replies, so a header that no longer matches its body breaks the first test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import namedtuple
+from hashlib import sha1
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+from celery_singleflight.errors import ScriptError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ("Script", "Value", "load")
+
+Value = str | int | bytes
+
+_INPUT: Final = re.compile(r"^-- (KEYS|ARGV)\[(\d+|\*)\] (\w+)")
+_REPLY: Final = re.compile(r'^-- (?:Returns|     or) \{"(\w+)"((?:, \w+)*)\}')
+
+
+class Script:
+    """One atomic step on the store, made from the text of a Lua file."""
+
+    __slots__ = ("_every", "_names", "_replies", "keys", "many", "name", "sha", "source", "values")
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        header = [line for line in text.splitlines() if line.startswith("--")]
+        inputs = [match for line in header if (match := _INPUT.match(line))]
+        self.many = any(match[2] == "*" for match in inputs)
+        self.keys = _named(name, inputs, "KEYS")
+        self.values = _named(name, inputs, "ARGV")
+        self._names = self.keys + self.values
+        self._every = frozenset(self._names)
+        self._replies = {
+            match[1]: namedtuple(match[1].title(), ["word", *match[2].split(", ")[1:]])  # noqa: PYI024, the fields are data
+            for line in header
+            if (match := _REPLY.match(line))
+        }
+        self.source = _locals(self.keys, self.values, many=self.many) + text
+        self.sha = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+    def arguments(self, named: Mapping[str, Value]) -> list[Value]:
+        """Put the named inputs in the order of the header.
+
+        Raises `TypeError` when one is missing or not declared.
+        """
+        if named.keys() != self._every:
+            missing, extra = sorted(self._every - named.keys()), sorted(named.keys() - self._every)
+            raise TypeError(f"script {self.name}: missing {missing}, not declared {extra}")
+        return [named[name] for name in self._names]
+
+    def reply(self, raw: Sequence[Any]) -> Any:
+        """Return the reply as the named tuple its header declares; the first field, `word`, tells which.
+
+        Raises `ScriptError` when the header declares no such reply.
+        """
+        try:
+            word = raw[0].decode()
+            return self._replies[word](word, *raw[1:])
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ScriptError(f"script {self.name} answered {raw!r}, expected one of {sorted(self._replies)}") from error
+
+    @property
+    def replies(self) -> tuple[str, ...]:
+        """The words with which a reply may begin."""
+        return tuple(self._replies)
+
+
+def load(name: str) -> Script:
+    """Load `scripts/<name>.lua` of this package."""
+    return Script(name, (files(__package__) / "scripts" / f"{name}.lua").read_text(encoding="utf-8"))
+
+
+def _named(script: str, inputs: Sequence[re.Match[str]], kind: str) -> tuple[str, ...]:
+    found = [(match[2], match[3]) for match in inputs if match[1] == kind]
+    numbers = [number for number, _ in found]
+    if numbers not in (["*"], [str(n + 1) for n in range(len(found))]):
+        raise ScriptError(f"script {script}: {kind} are numbered {numbers}, expected 1 to {len(found)}, or one [*]")
+    return tuple(name for _, name in found)
+
+
+def _locals(keys: tuple[str, ...], values: tuple[str, ...], *, many: bool) -> str:
+    if many:
+        return "".join(f"local {name} = {table}\n" for names, table in ((keys, "KEYS"), (values, "ARGV")) for name in names)
+    lines = [
+        f"local {name} = {table}[{n}]" for names, table in ((keys, "KEYS"), (values, "ARGV")) for n, name in enumerate(names, 1)
+    ]
+    return " ".join(lines) + "\n"

@@ -1,0 +1,32 @@
+"""Signals of the package, to be connected like Celery's own. The sender is the task; a receiver's error breaks nothing.
+
+They are sent in the process that executes, in the order in which things happen.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from celery.utils.dispatch import Signal
+
+__all__ = ("contended", "lease_acquired", "lease_lost", "requeued", "trigger_ended")
+
+#: The run has got its lease and its body comes next. Passes `lease`, `execution`.
+lease_acquired: Final = Signal(name="lease_acquired", providing_args={"lease", "execution"})
+
+#: A live lease was in the way. Passes `lock_key`, `task_id`, and of the holder `holder_task_id`, `holder_worker`, `age` and
+#: `remaining` in seconds.
+contended: Final = Signal(
+    name="contended",
+    providing_args={"lock_key", "task_id", "holder_task_id", "holder_worker", "age", "remaining"},
+)
+
+#: A trigger went back to the broker because of contention. Passes `lock_key`, `task_id`, `countdown` in seconds, `waits`.
+requeued: Final = Signal(name="requeued", providing_args={"lock_key", "task_id", "countdown", "waits"})
+
+#: A trigger has its outcome. Passes `lock_key`, `task_id`, `outcome` (an `Outcome`), `reason` (a text) and `ran`: False when
+#: it was skipped, rejected, timed out waiting, or answered from a stored outcome.
+trigger_ended: Final = Signal(name="trigger_ended", providing_args={"lock_key", "task_id", "outcome", "reason", "ran"})
+
+#: A holder learned that its lease is lost. Passes `lease`, `reason`. Sent from the heartbeat thread, with no sender.
+lease_lost: Final = Signal(name="lease_lost", providing_args={"lease", "reason"})

@@ -1,0 +1,157 @@
+"""The base class of protected tasks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from celery.app.task import Task
+from kombu.utils.imports import symbol_by_name
+
+from celery_singleflight.binding import Binding, is_protected, quiet_contention
+from celery_singleflight.direct import call_directly
+from celery_singleflight.errors import Contended, SingleflightError
+from celery_singleflight.lease import holdings
+from celery_singleflight.publish import move_call_options
+from celery_singleflight.run import run_trigger
+from celery_singleflight.worker import RequestClass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from celery import Celery
+    from celery.result import AsyncResult, EagerResult
+
+    from celery_singleflight.lease import Execution, Lease
+
+__all__ = ("SingleflightTask",)
+
+
+class SingleflightTask(Task):
+    """A task that never overlaps another with the same lock key, and whose execution happens once.
+
+    Set it as `base=` of a task, or as `task_cls` of an app. Every option is an attribute, to be given in the decorator; None
+    is the app's `singleflight_<option>` setting, else the default. Seconds throughout.
+    """
+
+    #: What the lock key is made of: argument names, a template, or a function of arguments. Default: all arguments.
+    lock_on: Any = None
+    #: The name under which the lock key is kept; tasks of one lock name exclude each other. Default: the task's name.
+    lock_name: str | None = None
+    #: How many may hold a lock key at once. Default: 1.
+    lock_limit: int | None = None
+    #: How long a dead holder blocks; a live one renews every third of it. Default: 30.
+    lease_ttl: float | None = None
+    #: A lease is never renewed past this age. Default: the hard time limit and ten seconds, if there is one.
+    max_hold: float | None = None
+    #: `"requeue"` (default), `"skip"` or `"reject"`. Also per call.
+    contention_policy: str | None = None
+    #: How long a trigger may wait in all before it fails with `WaitTimeout`. Default: no bound. Also per call.
+    wait_timeout: float | None = None
+    #: What a skip is to Celery: `"continue"` (default), `"stop"` or `"raise"`.
+    skip_as: str | None = None
+    #: The value of a skipped trigger under `skip_as="continue"`.
+    skip_result: Any = None
+    #: What the execution key is made of, as in `lock_on`. Default: the task id. Per call: `execution_key=…`.
+    idempotent_on: Any = None
+    #: How long a completed execution answers for its duplicates. Default: 86400.
+    result_ttl: float | None = None
+
+    # A run that may be repeated safely is repeated when its worker dies.
+    acks_late = True
+    reject_on_worker_lost = True
+    retry_on_worker_lost = False
+
+    Request = RequestClass()
+
+    _binding: ClassVar[Binding | None] = None
+    _is_stood_around: ClassVar[bool] = False
+
+    @classmethod
+    def bind(cls, app: Celery) -> Celery:
+        """Bind the task to its app. Raises `OptionError` for an option, setting or task class that is wrong."""
+        app = super().bind(app)
+        name = cls.name or cls.__qualname__
+        if is_protected(name):
+            cls._binding = Binding(cls, app, SingleflightTask)
+            _adapt(cls, app)
+        return app
+
+    @property
+    def lease(self) -> Lease:
+        """The lease of the run that calls. Raises `SingleflightError` outside of a run of this task."""
+        for holding in holdings():
+            if holding.task is self:
+                return holding.lease
+        raise SingleflightError(f"{self.name} has a lease only while its body runs, in the thread that runs it")
+
+    @property
+    def execution(self) -> Execution:
+        """The execution that the calling run works on. Raises `SingleflightError` outside of a run of this task."""
+        for holding in holdings():
+            if holding.task is self and holding.execution is not None:
+                return holding.execution
+        raise SingleflightError(f"{self.name} has an execution only while its body runs, in the thread that runs it")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the task under its lease: for a message in a worker, eagerly, or as a direct call."""
+        if self._is_stood_around:
+            return super().__call__(*args, **kwargs)
+        return _perform(self, super().__call__, args, kwargs)
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> AsyncResult:
+        """Publish the task as Celery does; also takes the call options of this package.
+
+        Raises `OptionError` for a wrong one.
+        """
+        # With an explicit parent the tracer of another task publishes: an error would be taken for that task's own.
+        move_call_options(self.name, options, strict="parent_id" not in options)
+        return super().apply_async(args, kwargs, *rest, **options)
+
+    def apply(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> EagerResult:
+        """Run the task here and now as Celery does; contention that would have to wait raises `Contended` at once."""
+        move_call_options(self.name, options, strict=True)
+        return super().apply(args, kwargs, *rest, **options)
+
+
+def _perform(task: SingleflightTask, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    binding, request = task._binding, task.request  # noqa: SLF001
+    if binding is None:
+        return body(*args, **kwargs)
+    # A task that calls itself does it under the request of its run.
+    if request.called_directly or any(holding.request is request for holding in holdings()):
+        return call_directly(task, binding, body, args, kwargs)
+    return run_trigger(task, binding, body, args, kwargs)
+
+
+def _adapt(cls: type[SingleflightTask], app: Celery) -> None:
+    """Fit what a task class brings along with the protection."""
+    request = inspect.getattr_static(cls, "Request")
+    if not isinstance(request, RequestClass):
+        cls.Request = RequestClass(request)
+    if Contended not in cls.throws:
+        cls.throws = (*cls.throws, Contended)  # expected, so no error in the log
+    on_retry = inspect.getattr_static(cls, "on_retry")
+    if on_retry is not Task.on_retry and not hasattr(on_retry, "__wrapped__"):
+        cls.on_retry = quiet_contention(on_retry)
+    _stand_around(cls)
+    for fixup in getattr(app, "_fixups", ()):
+        if type(fixup).__name__ == "DjangoFixup" and not hasattr(cls, "delay_on_commit"):
+            django_task = symbol_by_name("celery.contrib.django.task:DjangoTask")
+            for method in ("delay_on_commit", "apply_async_on_commit"):
+                setattr(cls, method, getattr(django_task, method))
+
+
+def _stand_around(cls: type[SingleflightTask]) -> None:
+    """Put the protection around a `__call__` that comes before ours, because it may never get to ours."""
+    first = next(base for base in cls.__mro__ if "__call__" in vars(base))
+    if issubclass(SingleflightTask, first) or cls._is_stood_around:
+        return
+    own_call = vars(first)["__call__"]
+
+    def stand_around(self: SingleflightTask, *args: Any, **kwargs: Any) -> Any:
+        return _perform(self, functools.partial(own_call, self), args, kwargs)
+
+    cls.__call__ = stand_around  # type: ignore[method-assign]
+    cls._is_stood_around = True

@@ -1,0 +1,114 @@
+"""One delivery of a trigger, as its message and the options of its task make it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+from celery_singleflight import headers as header
+from celery_singleflight.binding import arguments_digest
+from celery_singleflight.claims import Claim, OnHeld, Record
+from celery_singleflight.keys import LockKey
+from celery_singleflight.options import CALL_OPTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from celery_singleflight.binding import Binding
+
+__all__ = ("Trigger", "new_owner")
+
+#: Retries of one trigger that its generations leave room for, between two replacements.
+_RETRIES: Final = 1 << 20
+_ON_HELD: Final[dict[str, OnHeld]] = {"requeue": "wait", "skip": "skip", "reject": "reject"}
+
+
+def new_owner() -> str:
+    """Return a new owner token."""
+    return uuid4().hex
+
+
+class Trigger:
+    """What a run needs to know of the message it was started by. Made for one delivery, used once."""
+
+    __slots__ = ("args", "binding", "claim", "headers", "kwargs", "request", "task")
+
+    def __init__(self, task: Any, binding: Binding, args: Any, kwargs: Mapping[str, Any]) -> None:
+        """Read the task's current request.
+
+        Raises `OptionError` for a bad call option, `LockKeyError` and `TypeError` when no key can be made.
+        """
+        self.task = task
+        self.binding = binding
+        self.request = request = task.request
+        self.args = args
+        self.kwargs = kwargs
+        self.headers: Mapping[str, Any] = request.headers or {}
+        options = binding.options
+        policy = self._call_option("contention_policy") or options.contention_policy
+        wait = self._call_option("wait_timeout")
+        wait = options.wait_timeout if wait is None else wait
+        owner = (request.properties or {}).get(header.OWNER) or new_owner()
+        self.claim = Claim(
+            record=Record(self._lock_key(), request.id, self._execution_key()),
+            owner=owner,
+            worker=request.hostname or "",
+            run_id=owner,
+            limit=options.lock_limit,
+            ttl=options.lease_ttl,
+            keep=options.result_ttl,
+            # Eager mode has nobody who would run it later.
+            on_held="reject" if request.is_eager and policy == "requeue" else _ON_HELD[policy],
+            wait=None if wait is None or wait == math.inf else wait,
+            copy=self.headers.get(header.COPY, ""),
+            previous=self.headers.get(header.PREVIOUS, "-"),
+            generation=(request.replaced_task_nesting or 0) * _RETRIES + (request.retries or 0),
+            first_ms=str(self.headers.get(header.FIRST_SEEN, "")),
+        )
+
+    @property
+    def lock_key(self) -> LockKey:
+        """What must not overlap."""
+        return self.claim.record.lock_key
+
+    @property
+    def execution_key(self) -> str:
+        """The explicit execution key, else the task id."""
+        return self.claim.record.execution_key or self.claim.record.task_id
+
+    @property
+    def waits(self) -> int:
+        """How often the trigger has been requeued before."""
+        return int(self.headers.get(header.WAITS, 0))
+
+    @property
+    def time_limit(self) -> float | None:
+        """The hard time limit of this call, in seconds."""
+        limit: float | None = self.request.timelimit[0] if self.request.timelimit else None
+        return limit or self.task.time_limit
+
+    @property
+    def after_retry(self) -> int:
+        """The generation of the message that a retry of this one has sent."""
+        return self.claim.generation + 1
+
+    @property
+    def after_replacement(self) -> int:
+        """The generation of the message that replaces this one under the same id."""
+        return (self.claim.generation // _RETRIES + 1) * _RETRIES
+
+    def _lock_key(self) -> LockKey:
+        binding, name = self.binding, self.task.name
+        stamped = self.headers.get(header.KEY)
+        if stamped and self.headers.get(header.DIGEST) == arguments_digest(self.args, self.kwargs):
+            return LockKey(binding.options.lock_name or name, stamped)
+        return binding.lock_key(name, self.args, self.kwargs)
+
+    def _execution_key(self) -> str | None:
+        return self._call_option("execution_key") or self.binding.execution_key(self.args, self.kwargs)
+
+    def _call_option(self, name: str) -> Any:
+        option = CALL_OPTIONS[name]
+        value = self.headers.get(option.header)
+        return None if value is None else option.checked(value, f"header {option.header} of {self.task.name}")

@@ -1,0 +1,126 @@
+"""Going back to the broker: a trigger that cannot run now is published again as a new copy of its message."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+from uuid import uuid4
+
+from celery.exceptions import Ignore, Retry
+from celery.utils.quorum_queues import detect_quorum_queues
+from kombu.exceptions import OperationalError
+from kombu.serialization import registry
+
+from celery_singleflight import headers as header, signals
+from celery_singleflight.errors import Contended, StoreUnavailable
+from celery_singleflight.policies import LONGEST_DELAY, blind_delay, requeue_delay
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from celery_singleflight.claims import Held
+    from celery_singleflight.trigger import Trigger
+
+__all__ = ("longest_delay", "requeue", "requeue_without_store", "wait_for_successor")
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two attempts to publish while the broker is away.
+_BROKER_PAUSE: Final = 2.0
+
+
+def requeue(trigger: Trigger, held: Held) -> NoReturn:
+    """Send the trigger back with a countdown informed by what the store knows, and end this delivery.
+
+    Raises `Retry`, so that it shows as waiting; or `Ignore` when it is the trigger's own run that is in the way.
+    """
+    app = trigger.binding.app
+    countdown = requeue_delay(held, trigger.waits, longest=longest_delay(app), least=_least_delay(app))
+    wait = trigger.claim.wait
+    if wait is not None and held.what != "own":
+        countdown = min(countdown, max(wait - held.waited, 0.0) + 0.01)
+    signature = _publish(trigger, countdown, {**_next_copy(trigger), header.FIRST_SEEN: held.first_ms})
+    lock_key = trigger.lock_key.text
+    signals.requeued.send(
+        sender=trigger.task, lock_key=lock_key, task_id=trigger.request.id, countdown=countdown, waits=trigger.waits + 1
+    )
+    if held.what == "own":
+        raise Ignore(f"{lock_key} is held by an earlier delivery of this trigger, which waits for it to end")
+    raise Retry(exc=Contended(lock_key, held.task_id, held.worker, held.age, held.remaining), when=countdown, sig=signature)
+
+
+def requeue_without_store(trigger: Trigger, error: StoreUnavailable) -> NoReturn:
+    """Send the trigger back as the same copy that it is: the store may or may not have seen it. Raises `Retry`."""
+    countdown = blind_delay(trigger.waits, longest=longest_delay(trigger.binding.app))
+    signature = _publish(trigger, countdown, {header.WAITS: trigger.waits + 1})
+    logger.warning("%s[%s] waits %.1f s for the store: %s", trigger.task.name, trigger.request.id, countdown, error)
+    raise Retry(exc=error, when=countdown, sig=signature)
+
+
+def wait_for_successor(trigger: Trigger, why: str) -> NoReturn:
+    """Send a copy of a trigger whose run was overtaken, to find out how it ended. Raises `Ignore`."""
+    countdown = max(min(2.0, longest_delay(trigger.binding.app)), _least_delay(trigger.binding.app))
+    _publish(trigger, countdown, _next_copy(trigger))
+    raise Ignore(why)
+
+
+def longest_delay(app: Celery) -> float:
+    """Return the longest countdown in seconds, so that no broker takes a waiting message for an abandoned one."""
+    visibility = (app.conf.broker_transport_options or {}).get("visibility_timeout")
+    return min(LONGEST_DELAY, float(visibility) / 2) if visibility else LONGEST_DELAY
+
+
+def _least_delay(app: Celery) -> float:
+    """Native delayed delivery on quorum queues counts whole seconds, and fails below one."""
+    driver = app.producer_pool.connections.connection.transport.driver_type
+    return 1.0 if detect_quorum_queues(app, driver)[0] else 0.0
+
+
+def _next_copy(trigger: Trigger) -> dict[str, Any]:
+    return {
+        header.COPY: uuid4().hex,
+        header.PREVIOUS: trigger.claim.copy,
+        header.WAITS: trigger.waits + 1,
+    }
+
+
+def _publish(trigger: Trigger, countdown: float, headers: dict[str, Any]) -> Any:
+    """Publish the trigger's message again and return its signature.
+
+    Holds the slot until the broker has taken it: to return without would lose the trigger.
+    """
+    request, task = trigger.request, trigger.task
+    kept = {name: value for name, value in trigger.headers.items() if name != "redelivered" and not name.startswith("x-")}
+    options: dict[str, Any] = {"countdown": countdown, "headers": {**kept, **headers}, "add_to_parent": False}
+    declare = _queues_behind(trigger.binding.app, request.delivery_info or {})
+    if declare:
+        options["declare"] = declare
+    content_type = (request.properties or {}).get(header.SERIALIZER)
+    if content_type in registry.type_to_name:
+        options["serializer"] = registry.type_to_name[content_type]
+    compression = getattr(request, "compression", None)
+    if compression:
+        options["compression"] = compression
+    signature = task.signature_from_request(request, **options)
+    while True:
+        try:
+            signature.apply_async()
+        except (OperationalError, OSError) as error:
+            logger.error(  # noqa: TRY400, the broker is away, no bug here
+                "%s[%s] cannot go back to the broker, its slot is held until it can: %s", task.name, request.id, error
+            )
+            time.sleep(_BROKER_PAUSE)
+        else:
+            return signature
+
+
+def _queues_behind(app: Celery, delivery_info: dict[str, Any]) -> list[Any]:
+    """Return the queues of the exchange a message came through.
+
+    A prefork child has not declared them, and on a virtual transport a message to an undeclared topic exchange is lost.
+    """
+    exchange = delivery_info.get("exchange")
+    return (
+        [queue for queue in app.amqp.queues.values() if queue.exchange and queue.exchange.name == exchange] if exchange else []
+    )
