@@ -1,0 +1,172 @@
+"""What the tests of the scripts ask the store for, without repeating what they do not care about. Durations in seconds."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from celery_singleflight.claims import Acquired, Claim, Encoded, Outcome, Record
+from celery_singleflight.keys import LockKey
+from celery_singleflight.lease import Lease
+
+if TYPE_CHECKING:
+    from cluster import Keyspace
+
+    from celery_singleflight.claims import Ended, Held, Refused, Surplus
+    from celery_singleflight.store import Store
+
+LOCK: Final = LockKey.of("billing", ["acct_1"])
+#: Another lock key of the same lock name, and so in the same hash slot.
+OTHER_LOCK: Final = LockKey.of("billing", ["acct_2"])
+#: A lock key of another name, in another hash slot.
+FAR_LOCK: Final = LockKey.of("shipping", ["acct_1"])
+
+TTL: Final = 30.0
+KEEP: Final = 600.0
+WORKER: Final = "worker@host"
+
+
+class Desk:
+    """A store, and a look at its keys from outside."""
+
+    def __init__(self, store: Store, keyspace: Keyspace, connections: Any) -> None:
+        self.store = store
+        self.keyspace = keyspace
+        self.connections = connections
+
+    @property
+    def client(self) -> Any:
+        return self.keyspace.client
+
+    def claim(
+        self,
+        task_id: str = "t1",
+        *,
+        lock_key: LockKey = LOCK,
+        execution_key: str | None = None,
+        has_trigger: bool = True,
+        owner: str | None = None,
+        **how: Any,
+    ) -> Claim:
+        owner = owner or uuid4().hex
+        facts: dict[str, Any] = {"worker": WORKER, "run_id": f"run of {owner}", "limit": 1, "ttl": TTL, "keep": KEEP}
+        facts["on_held"] = "wait"
+        return Claim(record=Record(lock_key, task_id, execution_key, has_trigger), owner=owner, **{**facts, **how})
+
+    def enter(self, claim: Claim) -> Acquired | Held | Ended | Surplus:
+        return self.store.enter(claim)
+
+    def acquire(self, claim: Claim) -> Acquired:
+        answer = self.store.enter(claim)
+        assert isinstance(answer, Acquired), answer
+        return answer
+
+    def lease(self, claim: Claim, token: int) -> Lease:
+        return Lease(
+            claim.record.lock_key,
+            owner=claim.owner,
+            token=token,
+            limit=claim.limit,
+            ttl=claim.ttl,
+            max_hold=3600.0,
+            requested_at=0.0,
+        )
+
+    def finish(
+        self,
+        claim: Claim,
+        token: int,
+        outcome: Outcome = Outcome.SUCCEEDED,
+        body: bytes = b"42",
+        *,
+        reason: str = "[]",
+        keep: float = KEEP,
+        release: bool = True,
+    ) -> Refused | None:
+        value = Encoded("application/json", "utf-8", body)
+        lease = self.lease(claim, token)
+        return self.store.finish(lease, claim.record, outcome, value, reason=reason, keep=keep, release=release)
+
+    def run(self, claim: Claim, outcome: Outcome = Outcome.SUCCEEDED, **how: Any) -> Acquired:
+        """Take the lease and finish."""
+        acquired = self.acquire(claim)
+        assert self.finish(claim, acquired.token, outcome, **how) is None
+        return acquired
+
+    def renew(self, claim: Claim, token: int = 0, ttl: float = TTL) -> str:
+        (why,) = self.store.renew([(self.lease(claim, token), claim.record, ttl)])
+        return why
+
+    def abandon(self, claim: Claim, **how: Any) -> None:
+        self.store.abandon(claim.owner, claim.record, **how)
+
+    def settle(self, *claims: Claim) -> None:
+        self.store.settle([(claim.record, claim.owner) for claim in claims])
+
+    # Where the store keeps what belongs to a claim.
+
+    def lease_name(self, claim: Claim) -> str:
+        return self.store.keys.lock(claim.record.lock_key).lease
+
+    def holders_name(self, claim: Claim) -> str:
+        return self.store.keys.lock(claim.record.lock_key).holders
+
+    def fence_name(self, claim: Claim) -> str:
+        return self.store.keys.lock(claim.record.lock_key).fence
+
+    def pace_name(self, claim: Claim) -> str:
+        return self.store.keys.lock(claim.record.lock_key).pace
+
+    def trigger_name(self, claim: Claim) -> str:
+        return self.store._names(claim.record)[1]
+
+    def execution_name(self, claim: Claim) -> str:
+        return self.store._names(claim.record)[0]
+
+    # What it keeps there.
+
+    def scores(self, claim: Claim) -> dict[str, float]:
+        """Every owner in the lease, expired or not."""
+        return dict(self.client.zrange(self.lease_name(claim), 0, -1, withscores=True))
+
+    def holders(self, claim: Claim) -> dict[str, list[str]]:
+        return {owner: json.loads(facts) for owner, facts in self.client.hgetall(self.holders_name(claim)).items()}
+
+    def trigger(self, claim: Claim) -> dict[str, str]:
+        return self.client.hgetall(self.trigger_name(claim))
+
+    def execution(self, claim: Claim) -> dict[str, str]:
+        return self.client.hgetall(self.execution_name(claim))
+
+    def expire(self, claim: Claim) -> None:
+        """Let the claim's lease have run out a second ago."""
+        self.keyspace.expire(self.lease_name(claim), self.execution_name(claim), claim.owner)
+
+    def lose_next_reply(self, *, spare: int = 0) -> list[str]:
+        """Cut the connection after the next exchange, or a later one: the script has run, its reply never comes.
+
+        Returns a list that gets a mark once that has happened.
+        """
+        return lose_next_reply(self.connections, spare)
+
+
+def lose_next_reply(connections: Any, spare: int) -> list[str]:
+    name = "_exchange" if hasattr(connections, "_exchange") else "_run_once"
+    real = getattr(connections, name)
+    lost: list[str] = []
+    exchanges = count()
+
+    def cut(*arguments: Any) -> Any:
+        answer = real(*arguments)
+        if not lost and next(exchanges) >= spare:
+            lost.append(f"cut before {answer!r} was read")
+            setattr(connections, name, real)
+            raise RedisConnectionError(lost[0])
+        return answer
+
+    setattr(connections, name, cut)
+    return lost

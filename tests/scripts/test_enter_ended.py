@@ -1,0 +1,193 @@
+"""`enter`, when the trigger is over or another copy of its message is the one that counts."""
+
+from __future__ import annotations
+
+import pytest
+from desk import OTHER_LOCK
+
+from celery_singleflight.claims import Acquired, Encoded, Ended, Held, Outcome, Surplus
+
+BODIES = pytest.mark.parametrize(
+    "body",
+    [b"null", b"0", b'""', b"false", b"", bytes(range(256))],
+    ids=["None", "0", "empty text", "False", "nothing", "every byte"],
+)
+KEYS = pytest.mark.parametrize("execution_key", [None, "invoice:1"], ids=["task id", "execution key"])
+RAN = pytest.mark.parametrize("outcome", [Outcome.SUCCEEDED, Outcome.FAILED])
+
+
+def ended(outcome, body=b"42", *, settled=False, reason=()):
+    return Ended(outcome, settled, list(reason), Encoded("application/json", "utf-8", body))
+
+
+@KEYS
+@BODIES
+def test_a_trigger_that_succeeded_is_answered_with_its_stored_value(desk, execution_key, body):
+    desk.run(desk.claim(execution_key=execution_key), body=body)
+
+    assert desk.enter(desk.claim(execution_key=execution_key)) == ended(Outcome.SUCCEEDED, body)
+
+
+@KEYS
+@RAN
+def test_an_ended_trigger_stays_ended_and_says_whether_it_is_settled(desk, execution_key, outcome):
+    first = desk.claim(execution_key=execution_key)
+    desk.run(first, outcome, reason='["it says why"]')
+    again = desk.claim(execution_key=execution_key)
+
+    assert desk.enter(again) == ended(outcome, reason=["it says why"])
+    desk.settle(first)  # too late: the trigger is the answered delivery's to settle
+    assert desk.enter(again) == ended(outcome, reason=["it says why"])
+    desk.settle(again)
+    assert desk.enter(desk.claim(execution_key=execution_key)) == ended(outcome, settled=True, reason=["it says why"])
+
+
+def test_a_trigger_whose_value_could_not_be_stored_is_answered_without_a_content_type(desk):
+    claim = desk.claim()
+    acquired = desk.acquire(claim)
+    nothing = Encoded("", "", b"")
+    desk.store.finish(
+        desk.lease(claim, acquired.token),
+        claim.record,
+        Outcome.SUCCEEDED,
+        nothing,
+        reason='["why"]',
+        keep=600.0,
+        release=True,
+    )
+
+    assert desk.enter(desk.claim()) == Ended(Outcome.SUCCEEDED, settled=False, reason=["why"], value=nothing)
+
+
+@BODIES
+@pytest.mark.parametrize("lock_key", [None, OTHER_LOCK], ids=["same lock key", "other lock key"])
+def test_another_trigger_of_a_completed_execution_is_answered_with_its_value(desk, lock_key, body):
+    where = {"lock_key": lock_key} if lock_key else {}
+    desk.run(desk.claim("leader", execution_key="invoice:1"), body=body)
+    follower = desk.claim("follower", execution_key="invoice:1", **where)
+
+    answer = desk.enter(follower)
+
+    assert answer == ended(Outcome.SUCCEEDED, body, reason=["answered", "leader"])
+    assert desk.enter(follower) == answer
+    desk.settle(follower)
+    assert desk.enter(follower) == answer._replace(settled=True)
+    third = desk.enter(desk.claim("third", execution_key="invoice:1", **where))
+    assert third == answer
+
+
+def test_an_answer_takes_neither_lease_nor_token(desk):
+    leader = desk.claim("leader", execution_key="invoice:1")
+    token = desk.run(leader).token
+
+    desk.enter(desk.claim("follower", execution_key="invoice:1"))
+
+    assert desk.scores(leader) == {}
+    assert desk.client.get(desk.fence_name(leader)) == str(token)
+
+
+def test_a_completed_execution_answers_while_its_lock_key_is_held(desk):
+    desk.run(desk.claim("leader", execution_key="invoice:1"))
+    desk.acquire(desk.claim("another", execution_key="invoice:2"))
+
+    assert desk.enter(desk.claim("follower", execution_key="invoice:1", on_held="skip")).outcome is Outcome.SUCCEEDED
+
+
+def test_with_nothing_to_be_kept_an_answered_trigger_leaves_no_record(desk):
+    desk.run(desk.claim("leader", execution_key="invoice:1"))
+    follower = desk.claim("follower", execution_key="invoice:1", keep=0.0)
+
+    assert desk.enter(follower).outcome is Outcome.SUCCEEDED
+    assert desk.trigger(follower) == {}
+
+
+def test_a_failed_execution_is_run_again_by_another_trigger(desk):
+    failed = desk.claim("t1", execution_key="invoice:1", run_id="run-1")
+    desk.run(failed, Outcome.FAILED)
+
+    answer = desk.acquire(desk.claim("t2", execution_key="invoice:1", run_id="run-2"))
+
+    assert (answer.run_id, answer.attempt) == ("run-2", 1)
+
+
+def test_a_failed_trigger_does_not_run_again_after_another_has_succeeded_with_its_execution_key(desk):
+    desk.run(desk.claim("t1", execution_key="invoice:1"), Outcome.FAILED, body=b"error")
+    desk.run(desk.claim("t2", execution_key="invoice:1"))
+
+    assert desk.enter(desk.claim("t1", execution_key="invoice:1")) == ended(Outcome.FAILED, b"error")
+
+
+def test_a_trigger_runs_again_when_the_execution_it_was_answered_from_is_kept_no_longer(desk):
+    leader, follower = desk.claim("leader", execution_key="invoice:1"), desk.claim("follower", execution_key="invoice:1")
+    desk.run(leader)
+    assert isinstance(desk.enter(follower), Ended)
+    desk.settle(follower)
+    desk.client.delete(desk.execution_name(leader))
+
+    assert isinstance(desk.enter(follower), Acquired)
+
+    assert desk.trigger(follower) == {"generation": "0", "copy": ""}
+
+
+def test_another_trigger_with_the_default_execution_key_is_not_answered(desk):
+    desk.run(desk.claim("t1"))
+    desk.acquire(desk.claim("t2"))
+
+
+@RAN
+def test_a_message_of_a_later_generation_does_not_run_an_ended_trigger_again(desk, outcome):
+    desk.run(desk.claim(generation=1), outcome)
+
+    assert desk.enter(desk.claim(generation=2)) == ended(outcome)
+
+
+def test_a_message_from_before_a_retry_is_surplus(desk):
+    first = desk.claim(generation=0)
+    desk.acquire(first)
+    desk.abandon(first, generation=1)
+    before = desk.keyspace.snapshot()
+
+    assert desk.enter(desk.claim(generation=0)) == Surplus("generation")
+    assert desk.keyspace.snapshot() == before
+    desk.acquire(desk.claim(generation=1))
+
+
+def test_a_message_from_before_a_retry_is_surplus_although_the_retry_has_never_been_abandoned_for(desk):
+    desk.acquire(desk.claim("holder"))
+    assert isinstance(desk.enter(desk.claim("t1", generation=1)), Held)
+
+    assert desk.enter(desk.claim("t1", generation=0)) == Surplus("generation")
+
+
+def test_of_the_copies_of_a_waiting_message_only_the_newest_counts(desk):
+    desk.acquire(desk.claim("holder"))
+    first = desk.claim("t1")
+    second = desk.claim("t1", copy="c2", previous="")
+    third = desk.claim("t1", copy="c3", previous="c2")
+    stray = desk.claim("t1", copy="c9", previous="c8")
+
+    assert isinstance(desk.enter(first), Held)
+    assert isinstance(desk.enter(first), Held), "a redelivery of the copy that counts is no other copy"
+    assert desk.enter(third) == Surplus("copy"), "made from a copy that was never seen"
+    assert isinstance(desk.enter(second), Held)
+    assert desk.enter(first) == Surplus("copy")
+    assert isinstance(desk.enter(second), Held)
+    assert isinstance(desk.enter(third), Held)
+    before = desk.keyspace.snapshot()
+    assert [desk.enter(claim) for claim in (first, second, stray)] == [Surplus("copy")] * 3
+    assert desk.keyspace.snapshot() == before
+
+
+def test_a_later_generation_counts_whatever_copy_was_the_last_one(desk):
+    desk.acquire(desk.claim("holder"))
+    assert isinstance(desk.enter(desk.claim("t1", copy="c1", previous="c0")), Held)
+
+    assert isinstance(desk.enter(desk.claim("t1", copy="c7", previous="c6", generation=1)), Held)
+    assert desk.enter(desk.claim("t1", copy="c2", previous="c1", generation=1)) == Surplus("copy")
+
+
+def test_a_surplus_copy_of_an_ended_trigger_is_not_answered(desk):
+    desk.run(desk.claim("t1", copy="c1", previous=""))
+
+    assert desk.enter(desk.claim("t1")) == Surplus("copy")
+    assert desk.enter(desk.claim("t1", copy="c1", previous="")).outcome is Outcome.SUCCEEDED

