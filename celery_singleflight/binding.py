@@ -7,6 +7,7 @@ import inspect
 import logging
 import math
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 from celery_singleflight.canonical import digest
 from celery_singleflight.coordination import Coordination, coordination
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-__all__ = ("Binding", "arguments_digest", "is_protected", "quiet_contention")
+__all__ = ("Binding", "arguments_digest", "is_protected", "only_binding", "quiet_contention")
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +33,14 @@ _PER_CALL: Final = frozenset(
 )
 
 
+_bindings: Final[dict[str, WeakSet[Binding]]] = {}
+
+
 class Binding:
     """A task's options, and how its keys are made."""
 
-    def __init__(self, task: type, app: Celery, base: type) -> None:
-        name = task.name or task.__qualname__  # type: ignore[attr-defined]
+    def __init__(self, name: str, task: type, app: Celery, base: type) -> None:
+        """Check and compile the options of a task class under this name. Raises `OptionError`."""
         own = [cls for cls in task.__mro__ if not issubclass(base, cls)]
         _refuse_traps(name, task, own)
         conf = app.conf
@@ -50,6 +54,7 @@ class Binding:
             if self.options.idempotent_on is not None
             else None
         )
+        _bindings.setdefault(name, WeakSet()).add(self)
         _warn(name, self, task.time_limit)  # type: ignore[attr-defined]
 
     @functools.cached_property
@@ -83,6 +88,12 @@ class Binding:
 def arguments_digest(args: Any, kwargs: Mapping[str, Any]) -> str:
     """Return what tells whether a lock key in a message was made for these arguments."""
     return digest([list(args), kwargs])
+
+
+def only_binding(task_name: str) -> Binding | None:
+    """Return the binding of that task, if it is a protected one of exactly one app in this process."""
+    found = list(_bindings.get(task_name, ()))
+    return found[0] if found and len({id(binding.app) for binding in found}) == 1 else None
 
 
 def is_protected(task_name: str) -> bool:

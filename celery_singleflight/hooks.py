@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery import current_app, signals, states
+from celery import signals, states
 
+from celery_singleflight.binding import only_binding
 from celery_singleflight.coordination import coordinations
 from celery_singleflight.outcome import ENDED_MARK
 from celery_singleflight.publish import stamp
-from celery_singleflight.task import SingleflightTask
+from celery_singleflight.task import publishing
 
 __all__ = ("connect_hooks",)
 
@@ -17,8 +18,8 @@ __all__ = ("connect_hooks",)
 def stamp_message(sender: str, headers: Any = None, body: Any = None, properties: Any = None, **_: Any) -> None:
     """Stamp each message on its way to the broker, whoever publishes it: `send_task`, beat, canvas, retry."""
     if isinstance(headers, dict) and isinstance(properties, dict):
-        task = current_app._tasks.get(sender)  # noqa: SLF001, looking up must not finalize the app
-        binding = task._binding if isinstance(task, SingleflightTask) else None  # noqa: SLF001
+        task = publishing.get()
+        binding = task._binding if task is not None and task.name == sender else only_binding(sender)  # noqa: SLF001
         stamp(sender, binding, headers, body, properties)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, NoReturn
-
-from celery.exceptions import Ignore
+from typing import TYPE_CHECKING, Any
 
 from celery_singleflight import headers as header, signals
 from celery_singleflight.canvas import in_chord_header, stop_chain
@@ -16,7 +14,7 @@ from celery_singleflight.results import decode, decode_error
 if TYPE_CHECKING:
     from celery_singleflight.trigger import Trigger
 
-__all__ = ("answer", "ended", "surplus")
+__all__ = ("ENDED_MARK", "answer", "ended")
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +34,9 @@ def answer(trigger: Trigger, end: Ended) -> Any:
     Celery's own tracer then stores the result and sends callbacks, chain and chord. When it has done so before, this copy of
     the message needs no answer: raises `Ignore`.
     """
-    claim, app = trigger.claim, trigger.binding.app
+    app = trigger.binding.app
     if end.settled and not trigger.request.is_eager:
-        raise Ignore(f"{claim.record.lock_key} has been run for this trigger, with the outcome {end.outcome.value}")
+        trigger.leave(f"was delivered again after its end, {end.outcome.value}, and needs no answer")
     ended(trigger)
     _tell(trigger, end)
     if end.outcome is Outcome.SUCCEEDED:
@@ -51,11 +49,6 @@ def answer(trigger: Trigger, end: Ended) -> Any:
     if end.outcome is Outcome.TIMED_OUT:
         raise WaitTimeout(*facts)
     return _skip(trigger, facts)
-
-
-def surplus(trigger: Trigger, why: str) -> NoReturn:
-    """End a delivery whose trigger another copy of the message stands for. Raises `Ignore`."""
-    raise Ignore(f"another copy of this message counts ({why}), {trigger.lock_key} is left to it")
 
 
 def _skip(trigger: Trigger, facts: tuple[str, str, str, float, float]) -> Any:

@@ -13,7 +13,7 @@ from celery_singleflight.claims import Acquired, Encoded, Ended, Held, Outcome, 
 from celery_singleflight.ending import finish, give_back
 from celery_singleflight.errors import LeaseLost, StoreUnavailable
 from celery_singleflight.lease import Execution, Holding, Lease
-from celery_singleflight.outcome import answer, ended, surplus
+from celery_singleflight.outcome import answer, ended
 from celery_singleflight.results import encode, encode_error
 from celery_singleflight.trigger import Trigger
 from celery_singleflight.waiting import requeue, requeue_without_store, wait_for_successor
@@ -43,7 +43,7 @@ def run_trigger(task: Any, binding: Binding, body: Callable[..., Any], args: Any
         case Ended():
             return answer(trigger, entered)
         case Surplus():
-            surplus(trigger, entered.why)
+            trigger.leave(f"is left to another copy of its message that counts, by its {entered.why}")
         case Held():
             _tell_contention(trigger, entered)
             requeue(trigger, entered)  # never returns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery.app.task import Task
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
     from celery_singleflight.lease import Execution, Lease
 
-__all__ = ("SingleflightTask",)
+__all__ = ("SingleflightTask", "publishing")
+
+#: The protected task that publishes in this context, for the hook that stamps its message.
+publishing: ContextVar[SingleflightTask | None] = ContextVar("singleflight_publishing", default=None)
 
 
 class SingleflightTask(Task):
@@ -72,9 +76,9 @@ class SingleflightTask(Task):
     def bind(cls, app: Celery) -> Celery:
         """Bind the task to its app. Raises `OptionError` for an option, setting or task class that is wrong."""
         app = super().bind(app)
-        name = cls.name or cls.__qualname__
+        name = cls.name or app.gen_task_name(cls.__name__, cls.__module__)
         if is_protected(name):
-            cls._binding = Binding(cls, app, SingleflightTask)
+            cls._binding = Binding(name, cls, app, SingleflightTask)
             _adapt(cls, app)
         return app
 
@@ -107,7 +111,11 @@ class SingleflightTask(Task):
         """
         # With an explicit parent the tracer of another task publishes: an error would be taken for that task's own.
         move_call_options(self.name, options, strict="parent_id" not in options)
-        return super().apply_async(args, kwargs, *rest, **options)
+        outer = publishing.set(self)
+        try:
+            return super().apply_async(args, kwargs, *rest, **options)
+        finally:
+            publishing.reset(outer)
 
     def apply(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> EagerResult:
         """Run the task here and now as Celery does; contention that would have to wait raises `Contended` at once."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 from uuid import uuid4
+
+from celery.exceptions import Ignore
 
 from celery_singleflight import headers as header
 from celery_singleflight.binding import arguments_digest
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from celery_singleflight.binding import Binding
 
 __all__ = ("Trigger", "new_owner")
+
+logger = logging.getLogger(__name__)
 
 #: Retries of one trigger that its generations leave room for, between two replacements.
 _RETRIES: Final = 1 << 20
@@ -97,6 +102,14 @@ class Trigger:
     def after_replacement(self) -> int:
         """The generation of the message that replaces this one under the same id."""
         return (self.claim.generation // _RETRIES + 1) * _RETRIES
+
+    def leave(self, why: str) -> NoReturn:
+        """End this delivery without a trace in Celery's results: another one has, or will have, the trigger's outcome.
+
+        Raises `Ignore`.
+        """
+        logger.info("%s[%s] %s", self.task.name, self.request.id, why)
+        raise Ignore(why)
 
     def _lock_key(self) -> LockKey:
         binding, name = self.binding, self.task.name

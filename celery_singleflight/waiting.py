@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from uuid import uuid4
 
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Retry
 from celery.utils.quorum_queues import detect_quorum_queues
 from kombu.exceptions import OperationalError
 from kombu.serialization import registry
@@ -46,7 +46,7 @@ def requeue(trigger: Trigger, held: Held) -> NoReturn:
         sender=trigger.task, lock_key=lock_key, task_id=trigger.request.id, countdown=countdown, waits=trigger.waits + 1
     )
     if held.what == "own":
-        raise Ignore(f"{lock_key} is held by an earlier delivery of this trigger, which waits for it to end")
+        trigger.leave(f"was delivered again while it runs on {held.worker}; a copy waits {countdown:.1f} s for that to end")
     raise Retry(exc=Contended(lock_key, held.task_id, held.worker, held.age, held.remaining), when=countdown, sig=signature)
 
 
@@ -62,7 +62,7 @@ def wait_for_successor(trigger: Trigger, why: str) -> NoReturn:
     """Send a copy of a trigger whose run was overtaken, to find out how it ended. Raises `Ignore`."""
     countdown = max(min(2.0, longest_delay(trigger.binding.app)), _least_delay(trigger.binding.app))
     _publish(trigger, countdown, _next_copy(trigger))
-    raise Ignore(why)
+    trigger.leave(why)
 
 
 def longest_delay(app: Celery) -> float:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from kombu import Connection
 from nodes import ValkeyContainer
 
 
@@ -19,12 +20,10 @@ def valkey():
 
 def need(url: str, what: str) -> str:
     """Return the URL of a service that answers; skip with a reason where it is not required, fail where it is."""
-    from kombu import Connection
-
     try:
         with Connection(url, connect_timeout=2) as connection:
             connection.connect()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001, any failure means that it is not there
         message = f"{what} does not answer at its URL: {error!r}"
         if os.environ.get("CI") == "true":
             pytest.fail(message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,37 @@ class Ledger:
 
     def overlaps(self, key: str) -> int:
         """How many bodies began while another of the same key had begun and not ended."""
-        intervals = []
         ends = {row["run"]: row["at"] for row in self.read(key, "end")}
+        overlaps, busy_until = 0, 0.0
         for row in self.runs(key):
-            intervals.append((row["at"], ends.get(row["run"], float("inf"))))
-        return sum(1 for (_, end), (begin, _) in pairwise(intervals) if begin < end)
+            overlaps += row["at"] < busy_until
+            busy_until = max(busy_until, ends.get(row["run"], inf))
+        return overlaps
 
     def tokens(self, key: str) -> list[int]:
         """Fencing tokens in the order in which their holders wrote."""
         return [row["token"] for row in self.read(key, "end")]
+
+    def most_at_once(self, key: str) -> int:
+        """How many bodies of the key ran at the same time, at most."""
+        steps = sorted((row["at"], 1 if row["what"] == "begin" else -1) for row in self.read(key))
+        running, most = 0, 0
+        for _, step in steps:
+            running += step
+            most = max(most, running)
+        return most
+
+    # A counter that is read and written without care.
+
+    def counter(self, key: str) -> int:
+        path = self.directory / f"counter-{key}"
+        return int(path.read_text()) if path.exists() else 0
+
+    def set_counter(self, key: str, value: int) -> None:
+        path = self.directory / f"counter-{key}"
+        fresh = path.with_suffix(f".{os.getpid()}")
+        fresh.write_text(str(value))
+        fresh.rename(path)
 
     # A gate is a file: a body waits until the test opens it.
 

@@ -192,3 +192,15 @@ def worker_node(app: Any, *args: Any, **kwargs: Any) -> CeleryTestWorker:
         node.teardown()
         raise
     return node
+
+
+def redis_settings(url: str, **more: Any) -> dict[str, Any]:
+    return {
+        "broker_url": f"{url}/0",
+        "result_backend": f"{url}/1",
+        "singleflight_url": f"{url}/2",
+        "singleflight_lease_ttl": 5,
+        "worker_prefetch_multiplier": 1,
+        "broker_connection_retry_on_startup": True,
+        **more,
+    }

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import pytest
+from nodes import redis_settings, worker_node
+from protected_app import make_app
+from proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+class Place:
+    """An app, its workers, and the judge."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.ledger = app.ledger
+        self.workers: list[Any] = []
+
+    def task(self, name: str) -> Any:
+        return self.app.tasks[f"protected_app.{name}"]
+
+    def queue_is_empty(self) -> bool:
+        """Whether the broker holds no message of this place's queue, delivered or not."""
+        name = self.app.conf.task_default_queue
+        with self.app.connection_for_read() as connection:
+            declared = connection.default_channel.queue_declare(name, passive=True)
+        held = [self.app.control.inspect(timeout=2).scheduled() or {}, self.app.control.inspect(timeout=2).active() or {}]
+        return declared.message_count == 0 and not any(messages for kind in held for messages in kind.values())
+
+    def logs(self) -> str:
+        return "\n".join(worker.logs() for worker in self.workers)
+
+
+@contextmanager
+def starting(make_directory: Callable[[str], Path]) -> Iterator[Callable[..., Place]]:
+    """Yield a function that starts workers of the protected app with these settings; they end with the block."""
+    places = []
+
+    def start(config: dict[str, Any], *arguments: str, workers: int = 2, concurrency: int = 2, pool: str = "prefork") -> Place:
+        config = {"task_default_queue": f"q-{uuid4().hex[:8]}", **config}
+        place = Place(make_app(config, str(make_directory("ledger"))))
+        places.append(place)
+        for n in range(workers):
+            name, env = f"w{n}-{uuid4().hex[:6]}", {"TEST_LEDGER": str(place.ledger.directory)}
+            node = worker_node(place.app, name, config, *arguments, concurrency=concurrency, pool=pool, env=env)
+            place.workers.append(node)
+        return place
+
+    try:
+        yield start
+    finally:
+        for worker in [worker for place in places for worker in place.workers]:
+            worker.teardown()
+
+
+@pytest.fixture
+def start_place(tmp_path_factory, request):
+    """Start a place of the test's own."""
+    with starting(tmp_path_factory.mktemp) as start:
+
+        def start_and_show(*args: Any, **kwargs: Any) -> Place:
+            place = start(*args, **kwargs)
+            request.node.place = place
+            return place
+
+        yield start_and_show
+
+
+@pytest.fixture(scope="session")
+def shared_place(tmp_path_factory, valkey):
+    with starting(tmp_path_factory.mktemp) as start:
+        yield start(redis_settings(valkey.url))
+
+
+@pytest.fixture
+def place(shared_place, request):
+    """Two workers of two processes each, on Redis as broker, result backend and store; shared by the tests."""
+    request.node.place = shared_place
+    return shared_place
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.failed and hasattr(item, "place"):
+        report.sections += [(worker.name(), worker.logs()[-20_000:]) for worker in item.place.workers]
+    return report
+
+
+@pytest.fixture
+def rabbit_proxy(rabbitmq):
+    """A proxy in front of RabbitMQ, whose connections can be cut."""
+    parts = urlsplit(rabbitmq)
+    proxy = Proxy(parts.hostname or "127.0.0.1", parts.port or 5672)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def key(request) -> str:
+    """A key that no other test uses."""
+    return f"{request.node.name}-{uuid4().hex[:8]}"
