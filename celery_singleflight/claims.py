@@ -59,6 +59,7 @@ class Claim(NamedTuple):
     previous: str = "-"
     generation: int = 0
     first_ms: str = ""
+    grace: float = 0.0
 
 
 class Acquired(NamedTuple):
@@ -72,7 +73,8 @@ class Acquired(NamedTuple):
 class Held(NamedTuple):
     """Contention: a live lease is in the way. Durations in seconds.
 
-    `what` is held: the "lock", the "execution" (under another lock key), or it is our "own" trigger that runs already.
+    `what` is held: the "lock", the "execution" (under another lock key), or it is our "own" trigger, which another
+    delivery of it runs or has just ended.
     `hold` is the recent hold time of the lock key, 0 when none is known; `turn` the time until a place reserved for us.
     """
 

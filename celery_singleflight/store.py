@@ -65,6 +65,7 @@ class Store:
                 "on_held": claim.on_held,
                 "wait_ms": "" if claim.wait is None else _ms(claim.wait),
                 "first_ms": claim.first_ms,
+                "grace_ms": _ms(claim.grace),
             },
         )
         match reply.word:

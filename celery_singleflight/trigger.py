@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 #: Retries of one trigger that its generations leave room for, between two replacements.
 _RETRIES: Final = 1 << 20
+#: Seconds for which a delivery that comes after its trigger has ended leaves the rest to the one that ended it.
+_GRACE: Final = 5.0
 _ON_HELD: Final[dict[str, OnHeld]] = {"requeue": "wait", "skip": "skip", "reject": "reject"}
 
 
@@ -70,6 +72,7 @@ class Trigger:
             previous=self.headers.get(header.PREVIOUS, "-"),
             generation=(request.replaced_task_nesting or 0) * _RETRIES + (request.retries or 0),
             first_ms=str(self.headers.get(header.FIRST_SEEN, "")),
+            grace=0.0 if request.is_eager else _GRACE,
         )
 
     @property

@@ -46,7 +46,8 @@ def requeue(trigger: Trigger, held: Held) -> NoReturn:
         sender=trigger.task, lock_key=lock_key, task_id=trigger.request.id, countdown=countdown, waits=trigger.waits + 1
     )
     if held.what == "own":
-        trigger.leave(f"was delivered again while it runs on {held.worker}; a copy waits {countdown:.1f} s for that to end")
+        place = f"while it runs on {held.worker}" if held.worker else "just after its end"
+        trigger.leave(f"was delivered again {place}; a copy looks again in {countdown:.1f} s")
     raise Retry(exc=Contended(lock_key, held.task_id, held.worker, held.age, held.remaining), when=countdown, sig=signature)
 
 

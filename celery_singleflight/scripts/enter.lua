@@ -23,9 +23,11 @@
 -- ARGV[12] on_held    what contention means: "wait", "skip" or "reject" end or delay the trigger, "ask" only tells
 -- ARGV[13] wait_ms    how long the trigger may wait in all; empty for no bound
 -- ARGV[14] first_ms   store time at which the trigger first met contention; empty when it has not
+-- ARGV[15] grace_ms   how long another delivery that has just ended the trigger is given to send what follows
 --
 -- Returns {"acquired", fence, run, attempt}  it is ours, also when asked again with the same owner token
---      or {"held", what, holder, age_ms, remaining_ms, hold_ms, turn_ms, now_ms, first_ms}  what is "lock", "execution" or "own"
+--      or {"held", what, holder, age_ms, remaining_ms, hold_ms, turn_ms, now_ms, first_ms}  what is "lock", "execution" or "own":
+--         the trigger itself, which another delivery of it runs or has just ended
 --      or {"ended", outcome, settled, reason, content_type, content_encoding, body}  the trigger is over: this is how
 --      or {"surplus", why}  another copy of the trigger's message is the one that counts
 
@@ -46,7 +48,7 @@ local function keep(key, ms)
 end
 
 local known = redis.call('HMGET', trigger, 'generation', 'copy', 'outcome', 'settled', 'reason',
-                         'content_type', 'content_encoding', 'body')
+                         'content_type', 'content_encoding', 'body', 'by', 'ended_ms')
 local newest = tonumber(known[1])
 if newest and mine < newest then
   return {'surplus', 'generation'}
@@ -64,6 +66,14 @@ local function remember(...)
   keep(trigger, math.max(tonumber(keep_ms), 3600000))
 end
 
+local over = known[3] and (done or not (separate and known[3] == 'succeeded'))
+if over and not known[4] and known[9] ~= owner then
+  local age = now - (tonumber(known[10]) or 0)
+  if age < tonumber(grace_ms) then
+    remember()
+    return {'held', 'own', cjson.encode({task_id, ''}), age, grace_ms - age, 0, 0, text(now), text(tonumber(first_ms) or now)}
+  end
+end
 if known[3] and not (separate and known[3] == 'succeeded') then
   redis.call('HSET', trigger, 'by', owner)
   return {'ended', known[3], known[4] or '', known[5] or '', known[6] or '', known[7] or '', known[8] or ''}
@@ -71,7 +81,7 @@ end
 if done then
   local reason = known[5] or cjson.encode({'answered', run_of[7]})
   if tonumber(keep_ms) > 0 then
-    remember('outcome', done, 'reason', reason, 'by', owner)
+    remember('outcome', done, 'reason', reason, 'by', owner, 'ended_ms', text(now))
   end
   return {'ended', done, known[4] or '', reason, run_of[10] or '', run_of[11] or '', run_of[12] or ''}
 end
@@ -91,7 +101,7 @@ local function held(what, since, task, at, ends)
     end
     if outcome then
       local reason = cjson.encode({what, task, at, age, remaining})
-      remember('outcome', outcome, 'reason', reason, 'by', owner)
+      remember('outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', text(now))
       return {'ended', outcome, '', reason, '', '', ''}
     end
   end
@@ -146,7 +156,7 @@ end
 
 if known[3] then
   -- The execution it was answered from is kept no longer.
-  redis.call('HDEL', trigger, 'outcome', 'settled', 'reason', 'by')
+  redis.call('HDEL', trigger, 'outcome', 'settled', 'reason', 'by', 'ended_ms')
 end
 local run_id = run_of[5] or run
 redis.call('HSET', execution, 'owner', owner, 'until_ms', text(ends), 'since_ms', text(since), 'fence', token,

@@ -57,7 +57,7 @@ end
 
 if separate then
   if outcome == 'succeeded' then
-    redis.call('HSET', trigger, 'outcome', outcome, 'reason', reason, 'by', owner)
+    redis.call('HSET', trigger, 'outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', string.format('%.0f', now))
   else
     -- A failure is the trigger's own: another trigger with the same execution key may run it again.
     redis.call('DEL', execution)
@@ -66,7 +66,7 @@ if separate then
   redis.call('PEXPIRE', trigger, keep_ms)
 end
 redis.call('HDEL', execution, 'owner', 'until_ms')
-redis.call('HSET', execution, 'outcome', outcome, 'reason', reason, 'by', owner, 'content_type', content_type,
-           'content_encoding', content_encoding, 'body', body)
+redis.call('HSET', execution, 'outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', string.format('%.0f', now),
+           'content_type', content_type, 'content_encoding', content_encoding, 'body', body)
 redis.call('PEXPIRE', execution, keep_ms)
 return {'finished'}

@@ -31,7 +31,8 @@ class Place:
         name = self.app.conf.task_default_queue
         with self.app.connection_for_read() as connection:
             declared = connection.default_channel.queue_declare(name, passive=True)
-        held = [self.app.control.inspect(timeout=2).scheduled() or {}, self.app.control.inspect(timeout=2).active() or {}]
+            inspect = self.app.control.inspect(timeout=2, connection=connection)
+            held = [inspect.scheduled() or {}, inspect.active() or {}]
         return declared.message_count == 0 and not any(messages for kind in held for messages in kind.values())
 
     def logs(self) -> str:
