@@ -54,6 +54,8 @@ def _start(stack: ExitStack, name: str, url: str, directory: Path, protection: s
         "SINGLEFLIGHT_DEMO_URL": url,
         "SINGLEFLIGHT_DEMO_DIRECTORY": str(directory),
         "SINGLEFLIGHT_DEMO_PROTECTION": protection,
+        # A killed pool leaves temporary files of its own.
+        "TMPDIR": str(directory),
     }
     command = [sys.executable, "-m", "celery", "-A", "celery_singleflight.demo.shop", "worker", "-n", f"{name}@demo"]
     command += ["-P", "prefork", "-c", str(PROCESSES), "-l", "info", "--without-gossip", "--without-mingle"]

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from celery import Celery
 from celery.utils import uuid
@@ -74,9 +74,11 @@ class _Play:
         self._coming = deque(triggers)
         self._stage = stage
         self._protection = protection
-        self._app = Celery("passers-by", broker=stage.url, backend=stage.url, set_as_current=False)
-        self._unresolved: dict[str, Any] = {}
-        self._stalled = {""}
+        # Two apps, because one that publishes and reads results subscribes to each, and would miss the server at its end.
+        self._publisher = Celery("passers-by", broker=stage.url, set_as_current=False)
+        self._reader = Celery("passers-by", backend=stage.url, set_as_current=False)
+        self._unresolved: list[str] = []
+        self._to_kill = ""
 
     def run(self, console: Console) -> list[str]:
         """Fire the triggers at their times and show what happens; return the task ids without a result at the end."""
@@ -95,17 +97,17 @@ class _Play:
                 time.sleep(_TICK)
         finally:
             screen.close(self.history)
-        return list(self._unresolved)
+            self._publisher.close()
+        return self._unresolved
 
     def _publish(self, trigger: Trigger) -> None:
         task_id = uuid()
         self.history.publish(task_id, trigger)
         options = {"execution_key": trigger.execution_key} if self._protection and trigger.execution_key else {}
-        self._unresolved[task_id] = self._app.send_task(
-            f"shop.{trigger.task}", kwargs=trigger.kwargs, task_id=task_id, **options
-        )
+        self._unresolved.append(task_id)
+        self._publisher.send_task(f"shop.{trigger.task}", kwargs=trigger.kwargs, task_id=task_id, **options)
         if trigger.stalls:
-            self._stalled = {task_id}
+            self._to_kill = task_id
 
     def _look(self, screen: Screen) -> None:
         self._stage.check()
@@ -114,13 +116,13 @@ class _Play:
             line = narrate(entry, self.history)
             if line:
                 screen.tell(line)
-            if entry.what == "about" and entry.trigger in self._stalled:
-                self._stalled.clear()
+            if entry.what == "about" and entry.trigger == self._to_kill:
+                self._to_kill = ""
                 self._stage.kill(entry.pid)
         screen.show(self.history)
 
     def _ask_for_results(self) -> None:
-        self._unresolved = {task_id: result for task_id, result in self._unresolved.items() if not result.ready()}
+        self._unresolved = [task_id for task_id in self._unresolved if not self._reader.AsyncResult(task_id).ready()]
 
 
 def _introduce(console: Console, seed: int, *, protection: bool) -> None:
