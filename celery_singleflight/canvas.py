@@ -21,7 +21,7 @@ def in_chord_header(request: Any) -> bool:
 def stop_chain(task: Any, reason: str) -> None:
     """End the chain of the current request quietly: what would have followed is marked REVOKED with the reason."""
     request = task.request
-    for signature in request.chain or ():
+    for signature in reversed(request.chain or ()):  # the next first: whoever waits for the last finds all marked
         for task_id in _task_ids(signature):
             task.backend.mark_as_revoked(task_id, reason, request=None, store_result=True)
     request.chain = None

@@ -74,7 +74,7 @@ class Held(NamedTuple):
     """Contention: a live lease is in the way. Durations in seconds.
 
     `what` is held: the "lock", the "execution" (under another lock key), or it is our "own" trigger, which another
-    delivery of it runs or has just ended.
+    delivery of it runs or has just ended; or the "predecessor" that sent this retry and is about to end.
     `hold` is the recent hold time of the lock key, 0 when none is known; `turn` the time until a place reserved for us.
     """
 
@@ -87,6 +87,11 @@ class Held(NamedTuple):
     turn: float
     waited: float
     first_ms: str
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is our own trigger that is in the way, so that no policy for newcomers applies."""
+        return self.what in ("own", "predecessor")
 
 
 class Ended(NamedTuple):

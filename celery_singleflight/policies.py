@@ -31,7 +31,7 @@ def requeue_delay(held: Held, waits: int, *, longest: float, least: float = 0.0,
     of the way, and by `longest`. Never less than `least`.
     """
     floor = min(_FIRST_DELAY * 2.0 ** min(waits, 16), max(held.hold, 1.0) * (waits + 1))
-    if held.what == "own":
+    if held.is_own:
         floor = min(_FIRST_DELAY * 4 * 2.0 ** min(waits, 16), max(held.remaining, 1.0))
     delay = min(max(held.turn, floor), longest)
     return max(delay * (1.0 + chance.uniform(0.0, _JITTER)), least)

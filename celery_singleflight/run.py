@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from celery.exceptions import Ignore, Reject, Retry
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ("run_trigger",)
 
 logger = logging.getLogger(__name__)
+
+#: Seconds to wait in place for the run that has published this retry and only has its lease left to give back.
+_FOR_PREDECESSOR: Final = (0.01, 0.02, 0.05, 0.1, 0.1)
 
 
 def run_trigger(task: Any, binding: Binding, body: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:  # noqa: RET503, requeue does not return
@@ -52,7 +55,12 @@ def run_trigger(task: Any, binding: Binding, body: Callable[..., Any], args: Any
 def _enter(trigger: Trigger) -> Acquired | Held | Ended | Surplus:
     store = trigger.binding.coordination.store
     try:
-        return store.enter(trigger.claim)
+        entered = store.enter(trigger.claim)
+        for pause in _FOR_PREDECESSOR:
+            if not (isinstance(entered, Held) and entered.what == "predecessor"):
+                break
+            time.sleep(pause)
+            entered = store.enter(trigger.claim)
     except StoreUnavailable as error:
         if trigger.request.is_eager:
             raise
@@ -61,6 +69,7 @@ def _enter(trigger: Trigger) -> Acquired | Held | Ended | Surplus:
         # A time limit or shutdown fell into the request: what it may have got is given back.
         _give_back(trigger)
         raise
+    return entered
 
 
 def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Callable[..., Any]) -> Any:
@@ -81,6 +90,8 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
             heartbeat.keep(lease, record)
             if signals.lease_acquired.receivers:
                 signals.lease_acquired.send(sender=task, lease=lease, execution=execution)
+            if task.own_before_start is not None:
+                task.own_before_start(record.task_id, trigger.args, trigger.kwargs)
             value = body(*trigger.args, **trigger.kwargs)
     except Retry:
         _give_back(trigger, generation=trigger.after_retry)

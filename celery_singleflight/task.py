@@ -71,6 +71,8 @@ class SingleflightTask(Task):
 
     _binding: ClassVar[Binding | None] = None
     _is_stood_around: ClassVar[bool] = False
+    #: The task's `before_start`, called by the run under its lease rather than by Celery for each delivery that waits.
+    own_before_start: ClassVar[Callable[..., None] | None] = None
 
     @classmethod
     def bind(cls, app: Celery) -> Celery:
@@ -143,6 +145,10 @@ def _adapt(cls: type[SingleflightTask], app: Celery) -> None:
     on_retry = inspect.getattr_static(cls, "on_retry")
     if on_retry is not Task.on_retry and not hasattr(on_retry, "__wrapped__"):
         cls.on_retry = quiet_contention(on_retry)
+    before_start = inspect.getattr_static(cls, "before_start")
+    if before_start is not Task.before_start:
+        cls.own_before_start = before_start
+        cls.before_start = Task.before_start
     _stand_around(cls)
     for fixup in getattr(app, "_fixups", ()):
         if type(fixup).__name__ == "DjangoFixup" and not hasattr(cls, "delay_on_commit"):

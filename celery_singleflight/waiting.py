@@ -38,14 +38,14 @@ def requeue(trigger: Trigger, held: Held) -> NoReturn:
     app = trigger.binding.app
     countdown = requeue_delay(held, trigger.waits, longest=longest_delay(app), least=_least_delay(app))
     wait = trigger.claim.wait
-    if wait is not None and held.what != "own":
+    if wait is not None and not held.is_own:
         countdown = min(countdown, max(wait - held.waited, 0.0) + 0.01)
     signature = _publish(trigger, countdown, {**_next_copy(trigger), header.FIRST_SEEN: held.first_ms})
     lock_key = trigger.lock_key.text
     signals.requeued.send(
         sender=trigger.task, lock_key=lock_key, task_id=trigger.request.id, countdown=countdown, waits=trigger.waits + 1
     )
-    if held.what == "own":
+    if held.is_own:
         place = f"while it runs on {held.worker}" if held.worker else "just after its end"
         trigger.leave(f"was delivered again {place}; a copy looks again in {countdown:.1f} s")
     raise Retry(exc=Contended(lock_key, held.task_id, held.worker, held.age, held.remaining), when=countdown, sig=signature)

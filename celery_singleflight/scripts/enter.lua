@@ -26,8 +26,9 @@
 -- ARGV[15] grace_ms   how long another delivery that has just ended the trigger is given to send what follows
 --
 -- Returns {"acquired", fence, run, attempt}  it is ours, also when asked again with the same owner token
---      or {"held", what, holder, age_ms, remaining_ms, hold_ms, turn_ms, now_ms, first_ms}  what is "lock", "execution" or "own":
---         the trigger itself, which another delivery of it runs or has just ended
+--      or {"held", what, holder, age_ms, remaining_ms, hold_ms, turn_ms, now_ms, first_ms}  what is "lock"; "execution",
+--         the same under another lock key; "own", another delivery runs this trigger or has just ended it; "predecessor",
+--         the run that has sent this retry is about to end
 --      or {"ended", outcome, settled, reason, content_type, content_encoding, body}  the trigger is over: this is how
 --      or {"surplus", why}  another copy of the trigger's message is the one that counts
 
@@ -58,7 +59,7 @@ if newest == mine and known[2] and copy ~= known[2] and previous ~= known[2] the
 end
 
 local run_of = redis.call('HMGET', execution, 'owner', 'until_ms', 'since_ms', 'fence', 'run', 'attempt', 'task_id',
-                          'worker', 'outcome', 'content_type', 'content_encoding', 'body')
+                          'worker', 'outcome', 'content_type', 'content_encoding', 'body', 'run_generation')
 local holder, until_ms, done = run_of[1], tonumber(run_of[2]), run_of[9]
 
 local function remember(...)
@@ -90,7 +91,8 @@ local function held(what, since, task, at, ends)
   local age, remaining = math.max(now - since, 0), math.max(ends - now, 0)
   local first = tonumber(first_ms) or now
   local holder_text = cjson.encode({task, at})
-  if what ~= 'own' and on_held ~= 'ask' then
+  local newcomer = what == 'lock' or what == 'execution'
+  if newcomer and on_held ~= 'ask' then
     local outcome
     if on_held == 'skip' then
       outcome = 'skipped'
@@ -109,7 +111,7 @@ local function held(what, since, task, at, ends)
   if on_held ~= 'ask' then
     remember()
   end
-  if on_held == 'wait' and what ~= 'own' then
+  if on_held == 'wait' and newcomer then
     -- Each one that waits gets a turn of its own, one hold time after the turn before.
     local guess = hold or math.max(age, 100)
     local free = now + math.max(guess - age, 0)
@@ -126,7 +128,10 @@ if holder and until_ms > now then
   if holder == owner then
     return {'acquired', run_of[4], run_of[5], attempt}
   end
-  local what = run_of[7] == task_id and 'own' or 'execution'
+  local what = 'execution'
+  if run_of[7] == task_id then
+    what = mine > (tonumber(run_of[13]) or mine) and 'predecessor' or 'own'
+  end
   return held(what, tonumber(run_of[3]), run_of[7], run_of[8], until_ms)
 end
 
@@ -160,7 +165,8 @@ if known[3] then
 end
 local run_id = run_of[5] or run
 redis.call('HSET', execution, 'owner', owner, 'until_ms', text(ends), 'since_ms', text(since), 'fence', token,
-           'run', run_id, 'attempt', attempt + 1, 'task_id', task_id, 'worker', worker, 'lock_key', lock_key)
+           'run', run_id, 'attempt', attempt + 1, 'task_id', task_id, 'worker', worker, 'lock_key', lock_key,
+           'run_generation', generation)
 keep(execution, tonumber(ttl_ms) + tonumber(keep_ms) + 60000)
 remember()
 return {'acquired', token, run_id, attempt + 1}

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
+import gc
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+import protected_app
 import pytest
 from nodes import redis_settings, worker_node
-from protected_app import make_app
 from proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+    from types import ModuleType
 
 
 class Place:
@@ -44,19 +46,28 @@ def starting(make_directory: Callable[[str], Path]) -> Iterator[Callable[..., Pl
     """Yield a function that starts workers of the protected app with these settings; they end with the block."""
     places = []
 
-    def start(config: dict[str, Any], *arguments: str, workers: int = 2, concurrency: int = 2, pool: str = "prefork") -> Place:
+    def start(
+        config: dict[str, Any],
+        *arguments: str,
+        workers: int = 2,
+        concurrency: int = 2,
+        pool: str = "prefork",
+        app_module: ModuleType = protected_app,
+    ) -> Place:
         config = {"task_default_queue": f"q-{uuid4().hex[:8]}", **config}
-        place = Place(make_app(config, str(make_directory("ledger"))))
+        place = Place(app_module.make_app(config, str(make_directory("ledger"))))
         places.append(place)
         for n in range(workers):
             name, env = f"w{n}-{uuid4().hex[:6]}", {"TEST_LEDGER": str(place.ledger.directory)}
-            node = worker_node(place.app, name, config, *arguments, concurrency=concurrency, pool=pool, env=env)
+            how = {"module": app_module.__name__, "concurrency": concurrency, "pool": pool, "env": env}
+            node = worker_node(place.app, name, config, *arguments, **how)
             place.workers.append(node)
         return place
 
     try:
         yield start
     finally:
+        gc.collect()  # an AsyncResult that goes later would look for its server
         for worker in [worker for place in places for worker in place.workers]:
             worker.teardown()
 
@@ -72,6 +83,13 @@ def start_place(tmp_path_factory, request):
             return place
 
         yield start_and_show
+
+
+@pytest.fixture(scope="module")
+def start_shared(tmp_path_factory):
+    """Start a place that the tests of one module share."""
+    with starting(tmp_path_factory.mktemp) as start:
+        yield start
 
 
 @pytest.fixture(scope="session")

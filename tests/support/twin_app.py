@@ -1,0 +1,196 @@
+"""Every task twice: `plain.<name>` and `protected.<name>`, with one body and the same acknowledgements."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from celery import Celery, Task
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from ledger import Ledger
+from pydantic import BaseModel
+
+from celery_singleflight import SingleflightTask
+
+
+class Order(BaseModel):
+    number: int
+    items: list[str] = []
+
+
+class Hooks:
+    """Notes each of Celery's hooks that is called for a task."""
+
+    def _note(self, hook: str, task_id: str) -> None:
+        self.app.ledger.write(task_id, hook)
+
+    def before_start(self, task_id, args, kwargs):
+        self._note("before_start", task_id)
+
+    def on_success(self, retval, task_id, args, kwargs):
+        self._note("on_success", task_id)
+
+    def on_retry(self, exc, task_id, args, kwargs, einfo):
+        self._note("on_retry", task_id)
+
+    def on_failure(self, exc, task_id, args, kwargs, einfo):
+        self._note("on_failure", task_id)
+
+    def after_return(self, status, retval, task_id, args, kwargs, einfo):
+        self._note(f"after_return {status}", task_id)
+
+
+def make_app(config: dict[str, Any], directory: str) -> Celery:
+    app = Celery("twin_app", set_as_current=False)
+    app.conf.update(config)
+    app.ledger = Ledger(directory)
+    bases = {"plain": Task, "protected": SingleflightTask}
+    for kind, base in bases.items():
+        add_tasks(app, kind, type(f"Hooked{kind.title()}", (Hooks, base), {}))
+    return app
+
+
+def add_tasks(app: Celery, kind: str, base: type) -> None:  # noqa: C901, PLR0915, one task after the other
+    ledger = app.ledger
+
+    def task(**options):
+        def register(function):
+            return app.task(
+                name=f"{kind}.{function.__name__}",
+                base=base,
+                bind=True,
+                acks_late=True,
+                reject_on_worker_lost=True,
+                shared=False,
+                **options,
+            )(function)
+
+        return register
+
+    @task()
+    def echo(self, *args, **kwargs):
+        return {"args": args, "kwargs": kwargs}
+
+    @task()
+    def add(self, a, b=0):
+        return a + b
+
+    @task()
+    def total(self, values):
+        return sum(values)
+
+    @task()
+    def fail(self, *args):
+        raise KeyError("missing", 3)
+
+    @task(throws=(KeyError,))
+    def fail_as_expected(self):
+        raise KeyError("expected")
+
+    @task()
+    def ignore(self):
+        raise Ignore
+
+    @task()
+    def reject(self):
+        raise Reject("no", requeue=False)
+
+    @task()
+    def not_serialisable(self):
+        return object()
+
+    @task(ignore_result=True)
+    def forget_result(self, key):
+        ledger.write(key, "ran")
+        return object()
+
+    @task()
+    def request_facts(self):
+        request = self.request
+        return {
+            "retries": request.retries,
+            "root": request.root_id == request.id,
+            "parent": request.parent_id,
+            "shadow": request.shadow,
+            "priority": request.delivery_info.get("priority"),
+            "routing_key": request.delivery_info.get("routing_key"),
+            "timelimit": request.timelimit,
+            "stamps": request.stamps,
+            "custom": (request.headers or {}).get("custom"),
+            "reply_to": bool(request.reply_to),
+            "group_index": request.group_index,
+        }
+
+    @task(max_retries=2, default_retry_delay=0)
+    def retry_for_ever(self):
+        raise self.retry(exc=OSError("still"))
+
+    @task(max_retries=5)
+    def retry_twice(self):
+        if self.request.retries < 2:
+            raise self.retry(countdown=0)
+        return self.request.retries
+
+    @task(autoretry_for=(OSError,), retry_kwargs={"max_retries": 1, "countdown": 0})
+    def autoretry(self):
+        if self.request.retries == 0:
+            raise OSError("once")
+        return self.request.retries
+
+    @task(max_retries=3)
+    def retry_with_arguments(self, value):
+        if value == "first":
+            raise self.retry(args=("second",), countdown=0)
+        return value
+
+    @task()
+    def replace_by_chain(self):
+        raise self.replace(self.app.tasks[f"{kind}.add"].si(1, 1) | self.app.tasks[f"{kind}.add"].s(5))
+
+    @task()
+    def replace_by_itself(self, n):
+        if n > 0:
+            raise self.replace(self.app.tasks[f"{kind}.replace_by_itself"].si(n - 1))
+        return "replaced"
+
+    @task(soft_time_limit=0.3)
+    def soft_limited(self, catch):
+        try:
+            time.sleep(20)
+        except SoftTimeLimitExceeded:
+            if catch:
+                return "cleaned up"
+            raise
+
+    @task(time_limit=1)
+    def hard_limited(self):
+        time.sleep(20)
+
+    @task()
+    def sleep_at_gate(self, key):
+        ledger.write(key, "begin")
+        ledger.pass_gate(key)
+        return "passed"
+
+    @task()
+    def announce_state(self):
+        self.update_state(state="HALF", meta={"done": 50})
+        return self.AsyncResult(self.request.id).state
+
+    @task()
+    def call_another(self, n):
+        return self.app.tasks[f"{kind}.add"](n, 1)
+
+    @task(pydantic=True)
+    def order(self, order: Order) -> Order:
+        assert isinstance(order, Order)
+        return Order(number=order.number + 1, items=order.items)
+
+    @task()
+    def spawn(self):
+        return self.app.tasks[f"{kind}.add"].delay(1, 2).id
+
+
+app = make_app(json.loads(os.environ.get("CELERY_TEST_CONFIG", "{}")), os.environ.get("TEST_LEDGER", "."))
