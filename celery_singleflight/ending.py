@@ -7,8 +7,6 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from celery.exceptions import SoftTimeLimitExceeded
-
 from celery_singleflight.errors import SingleflightError, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -37,9 +35,8 @@ def finish(
 ) -> Refused | None:
     """Record the outcome of a run and release its lease; return who has taken over, if somebody has.
 
-    The body has ended, so a soft time limit that falls in here comes too late to count, and a shutdown waits for one more
-    attempt. While the store is away it is tried again for one lease TTL; then the outcome is given up with an error in the
-    log: a duplicate of the execution would run again.
+    A shutdown that falls in here waits for one more attempt. While the store is away it is tried again for one lease TTL; then
+    the outcome is given up with an error in the log: a duplicate of the execution would run again.
     """
     place.heartbeat.drop(record)
     give_up_at = time.monotonic() + lease.ttl
@@ -54,8 +51,6 @@ def finish(
                 return None
             logger.warning("the store does not take the outcome of %s, trying again: %s", lease.lock_key, error)
             time.sleep(_PAUSE)
-        except SoftTimeLimitExceeded:
-            logger.warning("the soft time limit of %s passed when its body had ended; the outcome stands", lease.lock_key)
         except (SystemExit, KeyboardInterrupt) as raised:
             if interruption:
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from celery.exceptions import SoftTimeLimitExceeded
 from kombu.serialization import dumps, loads, prepare_accept_content
 
 from celery_singleflight.claims import Encoded
@@ -22,6 +23,8 @@ def encode(app: Celery, value: Any) -> tuple[Encoded, str]:
     """
     try:
         content_type, content_encoding, body = dumps(value, serializer=app.conf.result_serializer)
+    except SoftTimeLimitExceeded:
+        raise
     except Exception as error:  # noqa: BLE001, serializers raise what they like
         return Encoded("", "", b""), f"{type(value).__name__} does not serialise as {app.conf.result_serializer}: {error}"
     return Encoded(content_type, content_encoding, body.encode() if isinstance(body, str) else body), ""

@@ -6,10 +6,10 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from celery_singleflight import signals
-from celery_singleflight.claims import Acquired, Encoded, Ended, Held, Outcome, Surplus
+from celery_singleflight.claims import Acquired, Ended, Held, Outcome, Surplus
 from celery_singleflight.ending import finish, give_back
 from celery_singleflight.errors import LeaseLost, StoreUnavailable
 from celery_singleflight.lease import Execution, Holding, Lease
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from celery_singleflight.binding import Binding
+    from celery_singleflight.claims import Refused
 
 __all__ = ("run_trigger",)
 
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 _FOR_PREDECESSOR: Final = (0.01, 0.02, 0.05, 0.1, 0.1)
 
 
-def run_trigger(task: Any, binding: Binding, body: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:  # noqa: RET503, requeue does not return
+def run_trigger(task: Any, binding: Binding, body: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Run the body for the task's current request under its lease, or do what its contention policy says.
 
     Returns what Celery's tracer is to take as the task's result. Raises what the body raises; `Retry` and `Ignore` when the
@@ -40,16 +41,13 @@ def run_trigger(task: Any, binding: Binding, body: Callable[..., Any], args: Any
     trigger = Trigger(task, binding, args, kwargs)
     requested_at = time.monotonic()
     entered = _enter(trigger)
-    match entered:
-        case Acquired():
-            return _run_body(trigger, entered, requested_at, body)
-        case Ended():
-            return answer(trigger, entered)
-        case Surplus():
-            trigger.leave(f"is left to another copy of its message that counts, by its {entered.why}")
-        case Held():
-            _tell_contention(trigger, entered)
-            requeue(trigger, entered)  # never returns
+    if isinstance(entered, Acquired):
+        return _run_body(trigger, entered, requested_at, body)
+    if isinstance(entered, Ended):
+        return answer(trigger, entered)
+    if isinstance(entered, Surplus):
+        return trigger.leave(f"is left to another copy of its message that counts, by its {entered.why}")
+    return requeue(trigger, entered)
 
 
 def _enter(trigger: Trigger) -> Acquired | Held | Ended | Surplus:
@@ -74,9 +72,8 @@ def _enter(trigger: Trigger) -> Acquired | Held | Ended | Surplus:
 
 def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Callable[..., Any]) -> Any:
     claim, task = trigger.claim, trigger.task
-    record, heartbeat = claim.record, trigger.binding.coordination.heartbeat
     lease = Lease(
-        record.lock_key,
+        claim.record.lock_key,
         owner=claim.owner,
         token=entered.token,
         limit=claim.limit,
@@ -84,44 +81,49 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
         max_hold=trigger.binding.max_hold(trigger.time_limit),
         requested_at=requested_at,
     )
-    execution = Execution(key=trigger.execution_key, run_id=entered.run_id, attempt=entered.attempt, task_id=record.task_id)
+    execution = Execution(
+        key=trigger.execution_key, run_id=entered.run_id, attempt=entered.attempt, task_id=claim.record.task_id
+    )
+    trigger.waits_no_more()
+    concluded, generation = False, None
     try:
-        with Holding(lease, execution, task, trigger.request):
-            heartbeat.keep(lease, record)
-            if signals.lease_acquired.receivers:
-                signals.lease_acquired.send(sender=task, lease=lease, execution=execution)
-            if task.own_before_start is not None:
-                task.own_before_start(record.task_id, trigger.args, trigger.kwargs)
-            value = body(*trigger.args, **trigger.kwargs)
-    except Retry:
-        _give_back(trigger, generation=trigger.after_retry)
-        raise
-    except Reject:
-        _give_back(trigger)
-        raise
-    except Ignore:
-        _give_back(trigger, generation=trigger.after_replacement)
-        raise
+        try:
+            with Holding(lease, execution, task, trigger.request):
+                trigger.binding.coordination.heartbeat.keep(lease, claim.record)
+                if signals.lease_acquired.receivers:
+                    signals.lease_acquired.send(sender=task, lease=lease, execution=execution)
+                if task.own_before_start is not None:
+                    task.own_before_start(claim.record.task_id, trigger.args, trigger.kwargs)
+                value = body(*trigger.args, **trigger.kwargs)
+        except Retry:
+            generation = trigger.after_retry
+            raise
+        except Ignore:
+            generation = trigger.after_replacement
+            raise
+        except Reject:
+            raise
+        except Exception as error:
+            _conclude(trigger, lease, Outcome.FAILED, error)
+            concluded = True
+            raise
+        _conclude(trigger, lease, Outcome.SUCCEEDED, value)
+        concluded = True
     except LeaseLost as lost:
-        _give_back(trigger)
         _overtaken(trigger, str(lost))
-    except Exception as error:
-        _finish(trigger, lease, Outcome.FAILED, encode_error(trigger.binding.app, error), repr(error))
-        raise
-    except BaseException:
-        _give_back(trigger)
-        raise
-    stored, why_not = encode(trigger.binding.app, value)
-    if why_not:
-        logger.warning("%s[%s] has succeeded, but its result is not stored: %s", task.name, record.task_id, why_not)
-    _finish(trigger, lease, Outcome.SUCCEEDED, stored, why_not)
+    finally:
+        if not concluded:
+            _give_back(trigger, generation=generation)
     return value
 
 
-def _finish(trigger: Trigger, lease: Lease, outcome: Outcome, value: Encoded, reason: str) -> None:
+def _conclude(trigger: Trigger, lease: Lease, outcome: Outcome, subject: Any) -> None:
     """Record how the run ended. Raises `Ignore` when it has been overtaken, and nothing of it may count."""
-    claim = trigger.claim
-    refused = finish(trigger.binding.coordination, lease, claim.record, outcome, value, reason=reason, keep=claim.keep)
+    try:
+        reason, refused = _record(trigger, lease, outcome, subject)
+    except SoftTimeLimitExceeded:
+        logger.info("the soft time limit of %s passed when its body had ended; the outcome stands", lease.lock_key)
+        reason, refused = _record(trigger, lease, outcome, subject)
     if refused:
         _overtaken(trigger, "it was finished by another run" if refused.outcome else "it was taken over")
     ended(trigger)
@@ -136,6 +138,18 @@ def _finish(trigger: Trigger, lease: Lease, outcome: Outcome, value: Encoded, re
         )
 
 
+def _record(trigger: Trigger, lease: Lease, outcome: Outcome, subject: Any) -> tuple[str, Refused | None]:
+    app, claim = trigger.binding.app, trigger.claim
+    if outcome is Outcome.FAILED:
+        value, reason = encode_error(app, subject), repr(subject)
+    else:
+        value, reason = encode(app, subject)
+        if reason:
+            logger.warning("%s has succeeded, but its result is not stored: %s", lease.lock_key, reason)
+    place = trigger.binding.coordination
+    return reason, finish(place, lease, claim.record, outcome, value, reason=reason, keep=claim.keep)
+
+
 def _overtaken(trigger: Trigger, why: str) -> NoReturn:
     """End a run that lost its lease: nothing of it counts, and its trigger gets the outcome of whoever took over."""
     if trigger.request.is_eager:
@@ -148,25 +162,3 @@ def _overtaken(trigger: Trigger, why: str) -> NoReturn:
 
 def _give_back(trigger: Trigger, *, generation: int | None = None) -> None:
     give_back(trigger.binding.coordination, trigger.claim.owner, trigger.claim.record, generation=generation)
-
-
-def _tell_contention(trigger: Trigger, held: Held) -> None:
-    logger.info(
-        "%s[%s] waits: %s is held by %s on %s for %.1f s",
-        trigger.task.name,
-        trigger.request.id,
-        trigger.lock_key,
-        held.task_id,
-        held.worker,
-        held.age,
-    )
-    if signals.contended.receivers:
-        signals.contended.send(
-            sender=trigger.task,
-            lock_key=trigger.lock_key.text,
-            task_id=trigger.request.id,
-            holder_task_id=held.task_id,
-            holder_worker=held.worker,
-            age=held.age,
-            remaining=held.remaining,
-        )

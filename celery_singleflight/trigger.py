@@ -39,7 +39,7 @@ def new_owner() -> str:
 class Trigger:
     """What a run needs to know of the message it was started by. Made for one delivery, used once."""
 
-    __slots__ = ("args", "binding", "claim", "headers", "kwargs", "request", "task")
+    __slots__ = ("args", "binding", "claim", "headers", "kwargs", "request", "task", "waits")
 
     def __init__(self, task: Any, binding: Binding, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Read the task's current request.
@@ -51,7 +51,9 @@ class Trigger:
         self.request = request = task.request
         self.args = args
         self.kwargs = kwargs
-        self.headers: Mapping[str, Any] = request.headers or {}
+        self.headers: dict[str, Any] = request.headers or {}
+        #: How often the trigger has been requeued before.
+        self.waits = int(self.headers.get(header.WAITS, 0))
         options = binding.options
         policy = self._call_option("contention_policy") or options.contention_policy
         wait = self._call_option("wait_timeout")
@@ -86,11 +88,6 @@ class Trigger:
         return self.claim.record.execution_key or self.claim.record.task_id
 
     @property
-    def waits(self) -> int:
-        """How often the trigger has been requeued before."""
-        return int(self.headers.get(header.WAITS, 0))
-
-    @property
     def time_limit(self) -> float | None:
         """The hard time limit of this call, in seconds."""
         limit: float | None = self.request.timelimit[0] if self.request.timelimit else None
@@ -105,6 +102,11 @@ class Trigger:
     def after_replacement(self) -> int:
         """The generation of the message that replaces this one under the same id."""
         return (self.claim.generation // _RETRIES + 1) * _RETRIES
+
+    def waits_no_more(self) -> None:
+        """Forget the wait, so that a retry of the body does not go on with it."""
+        for name in header.OF_A_WAIT:
+            self.headers.pop(name, None)
 
     def leave(self, why: str) -> NoReturn:
         """End this delivery without a trace in Celery's results: another one has, or will have, the trigger's outcome.

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from uuid import uuid4
 
-from celery.exceptions import Retry
+from celery.exceptions import Retry, SoftTimeLimitExceeded
 from celery.utils.quorum_queues import detect_quorum_queues
 from kombu.exceptions import OperationalError
 from kombu.serialization import registry
@@ -33,22 +33,28 @@ _BROKER_PAUSE: Final = 2.0
 def requeue(trigger: Trigger, held: Held) -> NoReturn:
     """Send the trigger back with a countdown informed by what the store knows, and end this delivery.
 
-    Raises `Retry`, so that it shows as waiting; or `Ignore` when it is the trigger's own run that is in the way.
+    Raises `Retry`, so that it shows as waiting; `Ignore` when it is the trigger's own run that is in the way; `Contended` in
+    eager mode, where nobody would run it later.
     """
+    lock_key = trigger.lock_key.text
+    contention = Contended(lock_key, held.task_id, held.worker, held.age, held.remaining)
+    if trigger.request.is_eager:
+        raise contention
+    if not held.is_own:
+        _tell(trigger, held, contention)
     app = trigger.binding.app
     countdown = requeue_delay(held, trigger.waits, longest=longest_delay(app), least=_least_delay(app))
     wait = trigger.claim.wait
     if wait is not None and not held.is_own:
         countdown = min(countdown, max(wait - held.waited, 0.0) + 0.01)
     signature = _publish(trigger, countdown, {**_next_copy(trigger), header.FIRST_SEEN: held.first_ms})
-    lock_key = trigger.lock_key.text
     signals.requeued.send(
         sender=trigger.task, lock_key=lock_key, task_id=trigger.request.id, countdown=countdown, waits=trigger.waits + 1
     )
     if held.is_own:
         place = f"while it runs on {held.worker}" if held.worker else "just after its end"
         trigger.leave(f"was delivered again {place}; a copy looks again in {countdown:.1f} s")
-    raise Retry(exc=Contended(lock_key, held.task_id, held.worker, held.age, held.remaining), when=countdown, sig=signature)
+    raise Retry(exc=contention, when=countdown, sig=signature)
 
 
 def requeue_without_store(trigger: Trigger, error: StoreUnavailable) -> NoReturn:
@@ -107,6 +113,8 @@ def _publish(trigger: Trigger, countdown: float, headers: dict[str, Any]) -> Any
     while True:
         try:
             signature.apply_async()
+        except SoftTimeLimitExceeded:
+            continue  # the limit is one of the body, which does not run
         except (OperationalError, OSError) as error:
             logger.error(  # noqa: TRY400, the broker is away, no bug here
                 "%s[%s] cannot go back to the broker, its slot is held until it can: %s", task.name, request.id, error
@@ -124,4 +132,17 @@ def _queues_behind(app: Celery, delivery_info: dict[str, Any]) -> list[Any]:
     exchange = delivery_info.get("exchange")
     return (
         [queue for queue in app.amqp.queues.values() if queue.exchange and queue.exchange.name == exchange] if exchange else []
+    )
+
+
+def _tell(trigger: Trigger, held: Held, contention: Contended) -> None:
+    logger.info("%s[%s] waits: %s", trigger.task.name, trigger.request.id, contention)
+    signals.contended.send(
+        sender=trigger.task,
+        lock_key=contention.lock_key,
+        task_id=trigger.request.id,
+        holder_task_id=held.task_id,
+        holder_worker=held.worker,
+        age=held.age,
+        remaining=held.remaining,
     )

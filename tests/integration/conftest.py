@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import protected_app
 import pytest
+import redis
 from nodes import redis_settings, worker_node
 from proxy import Proxy
 
@@ -36,6 +37,9 @@ class Place:
             inspect = self.app.control.inspect(timeout=2, connection=connection)
             held = [inspect.scheduled() or {}, inspect.active() or {}]
         return declared.message_count == 0 and not any(messages for kind in held for messages in kind.values())
+
+    def store(self) -> redis.Redis:
+        return redis.Redis.from_url(self.app.conf.singleflight_url)
 
     def logs(self) -> str:
         return "\n".join(worker.logs() for worker in self.workers)
