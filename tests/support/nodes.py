@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SUPPORT = Path(__file__).parent
-PACKAGE = SUPPORT.parent.parent
 
 
 def wait_until(true: Callable[[], Any], timeout: float = 15.0, what: str = "") -> Any:
@@ -164,7 +163,7 @@ class WorkerContainer(ProcessContainer):
     ) -> None:
         command = [sys.executable, "-m", "celery", "-A", module, "worker", "-n", f"{name}@test", "-l", "info"]
         command += ["-c", str(concurrency), "-P", pool, "--without-gossip", "--without-mingle", *arguments]
-        path = os.pathsep.join([str(SUPPORT), str(PACKAGE), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
         super().__init__(
             name, command, {"CELERY_TEST_CONFIG": json.dumps(config), "PYTHONPATH": path, "C_FORCE_ROOT": "1", **(env or {})}
         )
