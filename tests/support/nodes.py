@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SUPPORT = Path(__file__).parent
+PACKAGE = SUPPORT.parent.parent
 
 
 def wait_until(true: Callable[[], Any], timeout: float = 15.0, what: str = "") -> Any:
