@@ -1,0 +1,69 @@
+"""Tables of the documentation say what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import celery_singleflight
+from celery_singleflight import errors, headers, signals
+from celery_singleflight.options import CALL_OPTIONS, OPTIONS, SETTINGS
+
+ROOT = Path(__file__).parents[2]
+
+
+def rows(document: str, after: str = "") -> list[list[str]]:
+    """The cells of the first table behind a text."""
+    text = (ROOT / document).read_text(encoding="utf-8").partition(after)[2] if after else (ROOT / document).read_text()
+    lines = text[text.index("\n| ") + 1 :].partition("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]
+
+
+def test_the_options_of_the_readme_are_the_options_of_the_code():
+    table = {row[0].split("`")[1]: row for row in rows("README.md", "<!-- options")}
+    assert list(table) == list(OPTIONS)
+    for name, option in OPTIONS.items():
+        if option.default is not None:
+            assert f"`{option.default!r}`".replace("'", '"') == table[name][1], name
+
+
+def test_the_readme_marks_what_can_be_given_per_call():
+    marked = {row[0].split("`")[1] for row in rows("README.md", "<!-- options") if "call" in row[0]}
+    assert marked == set(CALL_OPTIONS)
+
+
+def test_the_settings_of_the_readme_are_the_settings_of_the_code():
+    assert [row[0].strip("`") for row in rows("README.md", "`result_ttl`")] == list(SETTINGS)
+
+
+def test_every_header_is_documented():
+    documented = {row[0].strip("`") for row in rows("docs/reference/messages.md")}
+    own = {headers.KEY, headers.DIGEST, *headers.OF_A_WAIT}
+    assert documented == own | {option.header for option in CALL_OPTIONS.values()}
+
+
+def test_every_signal_is_documented_with_what_it_passes():
+    documented = {row[0].strip("`"): set(row[1].replace("`", "").split(", ")) for row in rows("docs/reference/signals.md")}
+    assert documented == {name: set(getattr(signals, name).providing_args) for name in signals.__all__}
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_is_exported_and_says_what_it_means(name):
+    assert getattr(celery_singleflight, name) is getattr(errors, name)
+    assert getattr(errors, name).__doc__
+
+
+def references() -> list[tuple[str, str]]:
+    text = (ROOT / "docs/explanation/guarantees.md").read_text(encoding="utf-8")
+    return re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+
+
+def test_the_guarantees_name_their_tests():
+    assert len(references()) > 20
+
+
+@pytest.mark.parametrize(("path", "name"), references())
+def test_a_test_that_the_guarantees_name_is_there(path, name):
+    assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8")
