@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import contextvars
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import fakeredis
+import pytest
+from celery import Celery
+
+from celery_singleflight import SingleflightTask, coordination, lock
+from celery_singleflight.connection import ClientConnections
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from celery_singleflight.keys import LockKey
+    from celery_singleflight.store import Store
+
+
+class Place:
+    """An app on a store of its own, and a look at that store from outside."""
+
+    def __init__(self, app: Celery, server: fakeredis.FakeServer) -> None:
+        self.app = app
+        self.client = fakeredis.FakeRedis(server=server, decode_responses=True)
+
+    @property
+    def store(self) -> Store:
+        return coordination.coordination(self.app).store
+
+    def task(self, function: Callable[..., Any], **options: Any) -> Any:
+        """Return the function as a task of this app, bound at once; protected unless `base` says otherwise."""
+        options = {"base": SingleflightTask, "name": f"{self.app.main}.{function.__name__}", "shared": False, **options}
+        task = self.app.task(**options)(function)
+        self.app.finalize()
+        return task._get_current_object() if hasattr(task, "_get_current_object") else task
+
+    @contextmanager
+    def held_elsewhere(self, name: str, *scope: Any) -> Iterator[Callable[[], None]]:
+        """Hold a lock key as another process would. Yields a function that gives it back before the block ends."""
+        context, holding = contextvars.Context(), lock(self.app, name, *scope)
+        context.run(holding.__enter__)
+        is_held = True
+
+        def give_back() -> None:
+            nonlocal is_held
+            if is_held:
+                is_held = False
+                context.run(holding.__exit__, None, None, None)
+
+        try:
+            yield give_back
+        finally:
+            give_back()
+
+    def holders(self, key: LockKey) -> list[str]:
+        """Owner tokens in the lease of that key, expired or not."""
+        return self.client.zrange(self.store.keys.lock(key).lease, 0, -1)
+
+    def take_away(self, key: LockKey) -> None:
+        """Give the lease of that key to somebody else, as if its holder had been away for longer than its lease."""
+        names = self.store.keys.lock(key)
+        self.client.delete(names.lease, names.holders)
+        self.client.zadd(names.lease, {"somebody else": 9_999_999_999_999})
+        self.client.incrby(names.fence, 1_000_000)
+
+
+@pytest.fixture
+def make_place(monkeypatch):
+    """Make apps that share one fresh fake server."""
+    server = fakeredis.FakeServer()
+    monkeypatch.setattr(
+        coordination,
+        "connect",
+        lambda url, options: ClientConnections(lambda: fakeredis.FakeRedis(server=server), spans_slots=True),
+    )
+
+    def make(**settings: Any) -> Place:
+        # A name of its own, because what is bound in one test may still be there in the next.
+        app = Celery(f"shop{uuid4().hex[:8]}", set_as_current=False, broker="memory://", backend="cache+memory://")
+        app.conf.update(singleflight_url="redis://fake", task_default_queue=f"q-{uuid4().hex}", **settings)
+        return Place(app, server)
+
+    return make
+
+
+@pytest.fixture
+def place(make_place):
+    return make_place()
+
+
+class Clock:
+    """A clock that only moves when it is told to, or slept on."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+        self.while_asleep: Callable[[], None] = lambda: None
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+        self.while_asleep()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Stands in for `time` in the modules that count the life of a lease."""
+    clock = Clock()
+    for module in ("direct", "ending", "heartbeat", "lease", "run"):
+        monkeypatch.setattr(f"celery_singleflight.{module}.time", clock)
+    return clock
