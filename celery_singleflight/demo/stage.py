@@ -16,6 +16,8 @@ from celery_singleflight.demo.ledger import Ledger
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from celery_singleflight.demo.ledger import Entry
+
 __all__ = ("PROCESSES", "WORKERS", "Stage", "StageError")
 
 WORKERS: Final = ("w1", "w2")
@@ -60,16 +62,20 @@ class Stage:
         """Return when both workers take messages. Raises `StageError` when they do not in time."""
         missing, give_up_at = set(WORKERS), time.monotonic() + _PATIENCE
         while missing:
-            missing -= {entry.worker for entry in self.ledger.news() if entry.what == "ready"}
+            missing -= {entry.worker for entry in self.news() if entry.what == "ready"}
             if time.monotonic() > give_up_at:
                 raise StageError(f"not ready within {_PATIENCE:.0f} s: {', '.join(sorted(missing))}")
-            self.check()
             time.sleep(0.05)
 
-    def check(self) -> None:
-        """Raise `StageError` when something has ended that should not have."""
+    def news(self) -> list[Entry]:
+        """Return what is new in the ledger. Raises `StageError` when something has ended that should not have."""
         if self._process.poll() is not None:
-            raise StageError("a worker has ended by itself")
+            raise StageError("the server and the workers are gone")
+        entries = self.ledger.news()
+        for entry in entries:
+            if entry.what == "failed":
+                raise StageError(f"worker {entry.worker} has ended by itself")
+        return entries
 
     def kill(self, pid: int) -> None:
         """Kill a process of a worker's pool, and note it."""

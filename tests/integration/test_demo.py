@@ -175,7 +175,7 @@ def test_a_worker_that_ends_by_itself_is_an_error_that_shows_its_log(start):
     assert demo.wait(15) == 1, demo.output()
     assert "worker w1 has ended with code -9" in demo.output()
     assert "Task shop." in demo.output()
-    assert "The demo cannot go on" in demo.output()
+    assert "The demo cannot go on: worker w1 has ended by itself." in demo.output()
     assert_nothing_is_left(demo)
 
 
