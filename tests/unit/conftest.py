@@ -8,6 +8,7 @@ from uuid import uuid4
 import fakeredis
 import pytest
 from celery import Celery
+from kombu.serialization import prepare_accept_content
 
 from celery_singleflight import SingleflightTask, coordination, lock
 from celery_singleflight.connection import ClientConnections
@@ -54,6 +55,42 @@ class Place:
             yield give_back
         finally:
             give_back()
+
+    def messages(self) -> list[Any]:
+        """Take all messages that wait in this app's queue."""
+        taken = []
+        with self.app.connection_for_read() as connection:
+            queue = self.app.amqp.queues[self.app.conf.task_default_queue].bind(connection.default_channel)
+            queue.declare()
+            while (message := queue.get(no_ack=True)) is not None:
+                message.accept = prepare_accept_content(self.app.conf.accept_content)
+                taken.append(message)
+        return taken
+
+    def deliver(self, message: Any) -> Any:
+        """Run a message as a solo worker does: through the task's own request class and Celery's tracer."""
+        task = self.app.tasks[message.headers["task"]]
+        request = task.Request(
+            message,
+            on_ack=lambda *_: None,
+            on_reject=lambda *_: None,
+            app=self.app,
+            hostname="w1@test",
+            eventer=None,
+            task=task,
+            connection_errors=(),
+        )
+        return request.execute()
+
+    def deliver_all(self, rounds: int = 20) -> None:
+        """Run what waits, and what comes of it, countdowns or not, until nothing is left."""
+        for _ in range(rounds):
+            messages = self.messages()
+            if not messages:
+                return
+            for message in messages:
+                self.deliver(message)
+        raise AssertionError(f"there are messages after {rounds} rounds")
 
     def holders(self, key: LockKey) -> list[str]:
         """Owner tokens in the lease of that key, expired or not."""
