@@ -1,15 +1,29 @@
 from __future__ import annotations
 
-import pytest
-from cluster import Keyspace, ValkeyCluster
-from desk import Desk
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
-from celery_singleflight.connection import connect
+import pytest
+from cluster import AS_TEXT, Keyspace, ValkeyCluster
+from desk import Desk
+from fakeredis import FakeRedis, FakeServer
+
+from celery_singleflight.connection import ClientConnections, Connections, connect
 from celery_singleflight.keys import KeySpace
 from celery_singleflight.store import Store
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 #: Of its own, so that emptying it takes nothing from tests that have workers on the same server.
 DATABASE = 9
+
+
+class Place(NamedTuple):
+    """Where a store is kept: how to connect to it, and a look from outside."""
+
+    connect: Callable[[], Connections]
+    keyspace: Keyspace
 
 
 @pytest.fixture(scope="session")
@@ -20,30 +34,33 @@ def cluster():
     servers.teardown()
 
 
-@pytest.fixture(scope="session", params=["single", "cluster"])
-def store_url(request) -> str:
-    if request.param == "cluster":
-        return request.getfixturevalue("cluster").url
-    return f"{request.getfixturevalue('valkey').url}/{DATABASE}"
-
-
-@pytest.fixture(scope="session")
-def keyspace(store_url):
-    found = Keyspace.at(store_url)
+@pytest.fixture(scope="session", params=["single", "cluster", "fake"])
+def place(request):
+    """A real server, a real cluster, and the fake of the unit tests, which must be a true likeness."""
+    if request.param == "fake":
+        server = FakeServer()
+        found = Place(
+            partial(ClientConnections, lambda: FakeRedis(server=server), spans_slots=True),
+            Keyspace(FakeRedis(server=server, **AS_TEXT)),
+        )
+    else:
+        single = request.param == "single"
+        url = f"{request.getfixturevalue('valkey').url}/{DATABASE}" if single else request.getfixturevalue("cluster").url
+        found = Place(partial(connect, url, {}), Keyspace.at(url))
     yield found
-    found.close()
+    found.keyspace.close()
 
 
 @pytest.fixture(scope="session")
-def open_connections(store_url):
-    connections = connect(store_url, {})
+def open_connections(place):
+    connections = place.connect()
     yield connections
     connections.close()
 
 
 @pytest.fixture
-def desk(keyspace, open_connections):
+def desk(place, open_connections):
     """An empty store. Whatever a test does in it, every key that is left goes by itself."""
-    keyspace.clear()
-    yield Desk(Store(open_connections, KeySpace("sf")), keyspace, open_connections)
-    assert keyspace.lasting() == []
+    place.keyspace.clear()
+    yield Desk(Store(open_connections, KeySpace("sf")), place.keyspace, open_connections)
+    assert place.keyspace.lasting() == []

@@ -107,6 +107,23 @@ def test_the_running_trigger_is_its_own_behind_another_lock_key_too(desk):
     assert held.what == "own"
 
 
+@pytest.mark.parametrize("on_held", ["wait", "skip", "reject", "ask"])
+@pytest.mark.parametrize("execution_key", [None, "invoice:1"], ids=["task id", "execution key"])
+def test_a_retry_waits_for_the_run_that_has_sent_it_under_any_policy(desk, on_held, execution_key):
+    running = desk.claim("t1", execution_key=execution_key)
+    retry = desk.claim("t1", execution_key=execution_key, generation=1, on_held=on_held, wait=0.0, first_ms="1")
+    desk.acquire(running)
+
+    held = desk.enter(retry)
+
+    assert (held.what, held.task_id, held.worker, held.turn) == ("predecessor", "t1", WORKER, 0.0)
+    assert "outcome" not in desk.trigger(running)
+    desk.abandon(running, generation=1)
+    assert desk.acquire(retry).attempt == 2
+    assert desk.enter(desk.claim("t1", execution_key=execution_key, generation=1)).what == "own"
+    assert desk.enter(desk.claim("t1", execution_key=execution_key, generation=2)).what == "predecessor"
+
+
 @CONTENTIONS
 def test_a_trigger_that_has_waited_long_enough_times_out(desk, what, how):
     holder, claim = meet(desk, how, wait=5.0)

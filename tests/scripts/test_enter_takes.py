@@ -32,6 +32,7 @@ def test_a_free_lock_key_is_acquired_and_says_whose_it_is(desk):
         "task_id": "t1",
         "worker": WORKER,
         "lock_key": LOCK.text,
+        "run_generation": "0",
         "generation": "0",
         "copy": "",
     }

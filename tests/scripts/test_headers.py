@@ -19,7 +19,7 @@ HEADERS = {
         ("lease", "holders", "fence", "pace", *TRIGGER),
         (
             *("owner", "task_id", "worker", "lock_key", "run", "copy", "previous", "generation"),
-            *("limit", "ttl_ms", "keep_ms", "on_held", "wait_ms", "first_ms"),
+            *("limit", "ttl_ms", "keep_ms", "on_held", "wait_ms", "first_ms", "grace_ms"),
         ),
         {
             "acquired": ("fence", "run", "attempt"),

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SLOTS: Final = 16384
+#: How a client reads what is no UTF-8: so that it can be compared.
+AS_TEXT: Final[dict[str, Any]] = {"decode_responses": True, "encoding_errors": "surrogateescape"}
 
 
 class ValkeyCluster:
@@ -81,7 +83,7 @@ def _ask(node: ValkeyContainer, command: str, *arguments: Any) -> Any:
 class Keyspace:
     """The keys of one database or of a whole cluster, read and edited from outside the package.
 
-    Only for the names that the package gives: their kind tells how to read them. Text that is no UTF-8 survives as surrogates.
+    Only for the names that the package gives: their kind tells how to read them.
     """
 
     def __init__(self, client: Any) -> None:
@@ -89,11 +91,10 @@ class Keyspace:
 
     @classmethod
     def at(cls, url: str) -> Keyspace:
-        text: dict[str, Any] = {"decode_responses": True, "encoding_errors": "surrogateescape"}
         scheme, _, rest = url.partition("://")
         if scheme == "redis+cluster":
-            return cls(redis.cluster.RedisCluster.from_url(f"redis://{rest}", **text))
-        return cls(redis.Redis.from_url(url, **text))
+            return cls(redis.cluster.RedisCluster.from_url(f"redis://{rest}", **AS_TEXT))
+        return cls(redis.Redis.from_url(url, **AS_TEXT))
 
     def names(self) -> list[str]:
         return sorted(self.client.scan_iter(count=1000))
