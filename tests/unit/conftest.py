@@ -9,6 +9,7 @@ import fakeredis
 import pytest
 from celery import Celery
 from kombu.serialization import prepare_accept_content
+from kombu.utils.imports import symbol_by_name
 
 from celery_singleflight import SingleflightTask, coordination, lock
 from celery_singleflight.connection import ClientConnections
@@ -41,7 +42,8 @@ class Place:
     @contextmanager
     def held_elsewhere(self, name: str, *scope: Any) -> Iterator[Callable[[], None]]:
         """Hold a lock key as another process would. Yields a function that gives it back before the block ends."""
-        context, holding = contextvars.Context(), lock(self.app, name, *scope)
+        # For a day, because a test may put its clock forward.
+        context, holding = contextvars.Context(), lock(self.app, name, *scope, lease_ttl=86_400.0)
         context.run(holding.__enter__)
         is_held = True
 
@@ -70,7 +72,7 @@ class Place:
     def deliver(self, message: Any) -> Any:
         """Run a message as a solo worker does: through the task's own request class and Celery's tracer."""
         task = self.app.tasks[message.headers["task"]]
-        request = task.Request(
+        request = symbol_by_name(task.Request)(
             message,
             on_ack=lambda *_: None,
             on_reject=lambda *_: None,
@@ -91,6 +93,11 @@ class Place:
             for message in messages:
                 self.deliver(message)
         raise AssertionError(f"there are messages after {rounds} rounds")
+
+    def result_of(self, result: Any) -> Any:
+        """Return what a call comes to once all that waits has run."""
+        self.deliver_all()
+        return result.get(timeout=1)
 
     def holders(self, key: LockKey) -> list[str]:
         """Owner tokens in the lease of that key, expired or not."""

@@ -1,0 +1,113 @@
+"""Errors are API: one tree, messages made from facts, and they survive the ways that results travel."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import pickle
+
+import pytest
+from celery import Celery
+from celery.exceptions import ImproperlyConfigured
+from kombu.serialization import dumps, loads
+
+import celery_singleflight
+from celery_singleflight import errors
+from celery_singleflight.errors import (
+    ConfigurationError,
+    Contended,
+    FencingUnavailable,
+    LeaseLost,
+    LockKeyError,
+    OptionError,
+    ResultUnavailable,
+    ScriptError,
+    SingleflightError,
+    Skipped,
+    StoreUnavailable,
+    WaitTimeout,
+)
+
+CONTENTION = ("billing[7]", "t1", "w1@host", 1.23, 28.77)
+MESSAGES = [
+    (ConfigurationError("no store"), "no store"),
+    (OptionError("no such option"), "no such option"),
+    (LockKeyError("no key"), "no key"),
+    (ScriptError("a strange answer"), "a strange answer"),
+    (StoreUnavailable("away"), "away"),
+    (
+        FencingUnavailable("billing[7]"),
+        "billing[7] has a lock_limit above 1: its holders would fence each other out, so there is no fencing token to ask for",
+    ),
+    (
+        ResultUnavailable("invoice:42", "too odd"),
+        "execution invoice:42 has succeeded, but its result is not stored: too odd",
+    ),
+    (Contended(*CONTENTION), "billing[7] is held by t1 on w1@host for 1.2 s, its lease has 28.8 s left"),
+    (Contended("billing[7]"), "billing[7] is held by unknown on unknown for 0.0 s, its lease has 0.0 s left"),
+    (Skipped(*CONTENTION), "billing[7] was skipped: held by t1 on w1@host for 1.2 s, its lease has 28.8 s left"),
+    (
+        WaitTimeout(*CONTENTION),
+        "billing[7] was still contended at the end of wait_timeout: held by t1 on w1@host for 1.2 s, its lease has 28.8 s left",
+    ),
+    (LeaseLost("billing[7]"), "the lease on billing[7] is lost"),
+    (LeaseLost("billing[7]", "taken"), "the lease on billing[7] is lost: taken"),
+]
+EVERY = [value for value in vars(errors).values() if inspect.isclass(value) and value.__module__ == errors.__name__]
+
+
+def facts(error):
+    return (type(error), error.args, str(error), vars(error))
+
+
+@pytest.mark.parametrize(("error", "message"), MESSAGES, ids=lambda value: type(value).__name__)
+def test_the_message_is_made_from_the_facts(error, message):
+    assert str(error) == message
+
+
+@pytest.mark.parametrize(("error", "message"), MESSAGES, ids=lambda value: type(value).__name__)
+def test_an_error_survives_pickling_and_copying(error, message):
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert facts(pickle.loads(pickle.dumps(error, protocol))) == facts(error)
+    assert facts(copy.copy(error)) == facts(error)
+
+
+@pytest.mark.parametrize(("error", "message"), MESSAGES, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
+def test_an_error_survives_the_result_backends(error, message, serializer):
+    app = Celery(set_as_current=False, backend="cache+memory://")
+    app.conf.update(result_serializer=serializer, accept_content=["json", serializer])
+    prepared = app.backend.prepare_exception(error, serializer)
+    content_type, encoding, body = dumps(prepared, serializer=serializer)
+    back = app.backend.exception_to_python(loads(body, content_type, encoding, accept={content_type}))
+    assert facts(back) == facts(error)
+    if serializer == "json":
+        assert json.loads(body)["exc_module"] == "celery_singleflight.errors"
+
+
+def test_every_error_is_public_has_a_docstring_and_a_message_here():
+    assert {cls.__name__ for cls in EVERY} == set(errors.__all__)
+    assert set(errors.__all__) <= set(celery_singleflight.__all__)
+    assert {cls for cls in EVERY if cls is not SingleflightError} == {type(error) for error, _ in MESSAGES}
+    assert all(inspect.getdoc(cls) for cls in EVERY)
+    assert all(getattr(celery_singleflight, cls.__name__) is cls for cls in EVERY)
+
+
+def test_there_is_one_tree_and_one_error_that_no_except_exception_eats():
+    assert [cls for cls in EVERY if not issubclass(cls, SingleflightError)] == [LeaseLost]
+    assert not issubclass(LeaseLost, Exception)
+    assert issubclass(LeaseLost, BaseException)
+
+
+def test_a_wrong_configuration_is_caught_as_celerys_own():
+    assert issubclass(ConfigurationError, ImproperlyConfigured)
+    assert issubclass(OptionError, ConfigurationError)
+    assert issubclass(OptionError, ValueError)
+
+
+@pytest.mark.parametrize("cls", [Skipped, WaitTimeout])
+def test_a_skip_and_a_wait_that_ended_are_contention(cls):
+    error = cls(*CONTENTION)
+    assert isinstance(error, Contended)
+    assert (error.lock_key, error.task_id, error.worker, error.age, error.remaining) == CONTENTION
