@@ -1,6 +1,7 @@
-"""Every task twice: `plain.<name>` and `protected.<name>`, with one body and the same acknowledgements."""
+"""Every task twice: `plain.<name>` and `protected.<name>`, with one body and the same acknowledgements.
 
-from __future__ import annotations
+Annotations are not postponed: before 5.7 Celery finds pydantic models in them only as they are.
+"""
 
 import json
 import os
