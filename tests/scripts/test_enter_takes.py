@@ -134,13 +134,13 @@ def test_a_lock_limit_admits_as_many_holders_and_no_more(desk, limit):
 
 
 def test_the_one_whose_lease_ends_first_is_named_as_the_holder(desk):
-    desk.acquire(desk.claim("long", limit=2, ttl=60.0))
-    desk.acquire(desk.claim("short", limit=2, ttl=10.0))
+    desk.acquire(desk.claim("long", limit=2, ttl=1000.0))
+    desk.acquire(desk.claim("short", limit=2, ttl=100.0))
 
     held = desk.enter(desk.claim("late", limit=2))
 
     assert held.task_id == "short"
-    assert 9.0 < held.remaining <= 10.0
+    assert 90.0 < held.remaining <= 100.0
 
 
 def test_an_expired_holder_makes_room_and_the_live_ones_stay(desk):

@@ -22,9 +22,12 @@ class ValkeyCluster:
 
     def __init__(self, size: int = 3) -> None:
         with ExitStack() as started:
-            self.nodes = [self._start(number, started) for number in range(size)]
+            # Its usual place, 10000 above the port, may be beyond the last one.
+            bus_ports = [free_port() for _ in range(size)]
+            self.nodes = [self._start(number, port, started) for number, port in enumerate(bus_ports)]
             self._share_slots()
-            self._meet()
+            for node in self.nodes[1:]:
+                _ask(node, "CLUSTER MEET", "127.0.0.1", self.nodes[0].port, bus_ports[0])
             wait_until(lambda: all(self._is_ready(node) for node in self.nodes), 30, "every node knows every slot")
             self._started = started.pop_all()
 
@@ -37,17 +40,10 @@ class ValkeyCluster:
         self._started.close()
 
     @staticmethod
-    def _start(number: int, started: ExitStack) -> ValkeyContainer:
-        node = ValkeyContainer(
-            f"cluster-{number}",
-            "--cluster-enabled",
-            "yes",
-            # Its usual place, 10000 above the port, may be beyond the last one.
-            "--cluster-port",
-            str(free_port()),
-            "--cluster-announce-ip",
-            "127.0.0.1",
-        )
+    def _start(number: int, bus_port: int, started: ExitStack) -> ValkeyContainer:
+        options = {"cluster-enabled": "yes", "cluster-port": bus_port, "cluster-announce-ip": "127.0.0.1"}
+        arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+        node = ValkeyContainer(f"cluster-{number}", *arguments)
         started.callback(node.teardown)
         node.ready()
         return node
@@ -58,13 +54,6 @@ class ValkeyCluster:
             # Different epochs from the start spare the nodes a vote on whose is newer.
             _ask(node, "CLUSTER SET-CONFIG-EPOCH", epoch)
             _ask(node, "CLUSTER ADDSLOTSRANGE", bounds[epoch - 1], bounds[epoch] - 1)
-
-    def _meet(self) -> None:
-        first = self.nodes[0]
-        bus = _ask(first, "CONFIG GET", "cluster-port")
-        bus_port = bus["cluster-port"] if isinstance(bus, dict) else bus[1]
-        for node in self.nodes[1:]:
-            _ask(node, "CLUSTER MEET", "127.0.0.1", first.port, bus_port)
 
     def _is_ready(self, node: ValkeyContainer) -> bool:
         facts = _ask(node, "CLUSTER INFO")
