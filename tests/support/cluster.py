@@ -22,12 +22,11 @@ class ValkeyCluster:
 
     def __init__(self, size: int = 3) -> None:
         with ExitStack() as started:
-            # Its usual place, 10000 above the port, may be beyond the last one.
-            bus_ports = [free_port() for _ in range(size)]
-            self.nodes = [self._start(number, port, started) for number, port in enumerate(bus_ports)]
+            self._bus_ports: list[int] = []
+            self.nodes = [self._start(number, started) for number in range(size)]
             self._share_slots()
             for node in self.nodes[1:]:
-                _ask(node, "CLUSTER MEET", "127.0.0.1", self.nodes[0].port, bus_ports[0])
+                _ask(node, "CLUSTER MEET", "127.0.0.1", self.nodes[0].port, self._bus_ports[0])
             wait_until(lambda: all(self._is_ready(node) for node in self.nodes), 30, "every node knows every slot")
             self._started = started.pop_all()
 
@@ -39,13 +38,21 @@ class ValkeyCluster:
     def teardown(self) -> None:
         self._started.close()
 
-    @staticmethod
-    def _start(number: int, bus_port: int, started: ExitStack) -> ValkeyContainer:
+    def _start(self, number: int, started: ExitStack, tries: int = 5) -> ValkeyContainer:
+        # The bus has a port of its own choice, as the usual one, 10000 above the other, may be beyond the last.
+        bus_port = free_port()
         options = {"cluster-enabled": "yes", "cluster-port": bus_port, "cluster-announce-ip": "127.0.0.1"}
         arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         node = ValkeyContainer(f"cluster-{number}", *arguments)
         started.callback(node.teardown)
-        node.ready()
+        try:
+            node.ready()
+        except AssertionError:
+            # Somebody else took one of the ports between the look and the start.
+            if tries == 1 or "Address already in use" not in node.logs():
+                raise
+            return self._start(number, started, tries - 1)
+        self._bus_ports.append(bus_port)
         return node
 
     def _share_slots(self) -> None:
