@@ -156,7 +156,9 @@ def test_an_error_of_the_package_keeps_its_facts(serializing):
     assert (back.lock_key, back.task_id, back.worker, back.age, back.remaining) == ("billing[7]", "t1", "w1", 1.5, 28.5)
 
 
-@pytest.mark.parametrize("error", [Local(7, why="rain"), ValueError(Odd()), ValueError(Unpicklable())], ids=repr)
+@pytest.mark.parametrize(
+    "error", [Local(7, why="rain"), ValueError(Odd()), ValueError(Unpicklable())], ids=["its own", "odd", "unpicklable"]
+)
 @pytest.mark.parametrize("serializer", SERIALIZERS)
 def test_an_error_that_cannot_be_made_again_comes_back_as_celery_gives_it(serializing, serializer, error):
     app = serializing(serializer).app

@@ -1,0 +1,105 @@
+"""How long to wait: decisions that do nothing."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from celery import Celery
+from hypothesis import given, strategies as st
+
+from celery_singleflight.claims import Held
+from celery_singleflight.options import OPTIONS
+from celery_singleflight.policies import LONGEST_DELAY, blind_delay, poll_delay, requeue_delay, waits_on_contention
+from celery_singleflight.waiting import longest_delay
+
+
+class Least:
+    """Chance that always gives the lower bound."""
+
+    def uniform(self, low, high):
+        return low
+
+
+class Most:
+    def uniform(self, low, high):
+        return high
+
+
+def held(what="lock", *, remaining=30.0, hold=0.0, turn=0.0):
+    return Held(
+        what=what, task_id="t", worker="w", age=1.0, remaining=remaining, hold=hold, turn=turn, waited=0.0, first_ms="1"
+    )
+
+
+seconds = st.floats(0, 10_000)
+waiting = st.builds(
+    held, st.sampled_from(["lock", "execution", "own", "predecessor"]), remaining=seconds, hold=seconds, turn=seconds
+)
+counts = st.integers(0, 10_000)
+
+
+@given(waiting, counts, st.floats(0.1, 60), st.floats(0, 1))
+def test_a_countdown_is_never_longer_than_the_longest_and_never_shorter_than_the_least(held, waits, longest, least):
+    for chance in (Least(), Most()):
+        delay = requeue_delay(held, waits, longest=longest, least=least, chance=chance)
+        assert least <= delay <= max(longest * 1.2, least)
+        assert delay > 0
+
+
+@given(waiting, counts)
+def test_a_countdown_does_not_get_shorter_with_each_try(held, waits):
+    assert requeue_delay(held, waits, longest=60, chance=Least()) <= requeue_delay(held, waits + 1, longest=60, chance=Least())
+
+
+@pytest.mark.parametrize("turn", [0.5, 3.0, 20.0])
+def test_a_countdown_is_the_turn_that_the_store_has_given(turn):
+    assert requeue_delay(held(hold=0.1, turn=turn), 0, longest=60, chance=Least()) == turn
+    assert requeue_delay(held(hold=0.1, turn=turn), 0, longest=60, chance=Most()) == pytest.approx(turn * 1.2)
+
+
+def test_a_wrong_guess_is_not_polled_for():
+    delays = [requeue_delay(held(hold=0.1), waits, longest=60, chance=Least()) for waits in range(6)]
+    assert delays == [0.25, 0.5, 1.0, 2.0, 4.0, 6.0]
+
+
+@pytest.mark.parametrize(("remaining", "delay"), [(30.0, 8.0), (5.0, 5.0), (0.0, 1.0)])
+def test_a_trigger_waits_for_its_own_run_no_longer_than_that_can_live(remaining, delay):
+    assert requeue_delay(held("own", remaining=remaining), 3, longest=60, chance=Least()) == delay
+
+
+def test_without_a_store_the_countdown_doubles_up_to_the_longest():
+    assert [blind_delay(waits, longest=60, chance=Least()) for waits in (0, 1, 2, 5, 6, 100)] == [1, 2, 4, 32, 60, 60]
+
+
+@given(waiting, counts, st.floats(0, 100))
+def test_one_that_waits_in_place_never_sleeps_past_its_end(held, tries, left):
+    for chance in (Least(), Most()):
+        assert 0 <= poll_delay(held, tries, left, chance=chance) <= min(left, 1.2)
+
+
+def test_one_that_waits_in_place_looks_soon_and_then_less_often():
+    delays = [poll_delay(held(), tries, inf, chance=Most()) for tries in range(9)]
+    assert delays == sorted(delays)
+    assert delays[0] == pytest.approx(0.024)
+    assert delays[-1] == pytest.approx(1.2)
+
+
+def test_only_requeue_waits():
+    policies = OPTIONS["contention_policy"].expected.replace("'", "").replace(" or ", ", ").split(", ")
+    assert [policy for policy in policies if waits_on_contention(policy)] == ["requeue"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "longest"),
+    [
+        ({}, LONGEST_DELAY),
+        ({"broker_transport_options": {"visibility_timeout": 43200}}, LONGEST_DELAY),
+        ({"broker_transport_options": {"visibility_timeout": 20}}, 10.0),
+        ({"broker_transport_options": {"visibility_timeout": 2}}, 1.0),
+    ],
+)
+def test_no_countdown_is_taken_for_an_abandoned_message(settings, longest):
+    app = Celery(set_as_current=False)
+    app.conf.update(settings)
+    assert longest_delay(app) == longest

@@ -1,0 +1,253 @@
+"""A trigger that waits: what its message carries, and that one copy counts."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from celery import states
+
+from celery_singleflight import Contended, WaitTimeout, signals
+from celery_singleflight.claims import Outcome
+
+COPY, PREVIOUS = "singleflight_copy", "singleflight_previous"
+WAITS, FIRST_SEEN = "singleflight_waits", "singleflight_first_seen"
+
+
+@pytest.fixture
+def runs():
+    return []
+
+
+@pytest.fixture
+def task(place, runs):
+    def work(self, key, value=None):
+        runs.append((key, self.request.retries, self.request.id))
+        return value
+
+    return place.task(work, bind=True, lock_on=("key",))
+
+
+@pytest.fixture
+def told():
+    """Every signal of the package, in the order in which it was sent."""
+    log, receivers = [], []
+    for name in signals.__all__:
+        signal = getattr(signals, name)
+
+        def note(sender, signal, name=name, **facts):
+            log.append((name, sender, facts))
+
+        signal.connect(note)
+        receivers.append((signal, note))
+    yield log
+    for signal, note in receivers:
+        signal.disconnect(note)
+
+
+def contend(place, task, message):
+    """Deliver the message while somebody else holds its key; return what goes back to the broker."""
+    with place.held_elsewhere(task.name, "k"):
+        place.deliver(message)
+    (requeued,) = place.messages()
+    return requeued
+
+
+def test_it_goes_back_as_a_new_copy_of_the_same_message(place, task):
+    result = task.apply_async(
+        ("k",),
+        {"value": 5},
+        priority=3,
+        headers={"mine": 1},
+        link=task.si("after"),
+        shadow="a name of mine",
+        time_limit=60,
+        soft_time_limit=50,
+        expires=3600,
+    )
+    (first,) = place.messages()
+    first.headers.update({"redelivered": True, "x-death": [{"count": 1}]})
+    second = contend(place, task, first)
+
+    assert result.state == states.RETRY
+    assert isinstance(result.result, Contended)
+    assert second.body == first.body
+    assert (second.headers[WAITS], second.headers[PREVIOUS]) == (1, "")
+    assert len(second.headers[COPY]) == 32
+    assert second.headers[FIRST_SEEN].isdigit()
+    assert datetime.fromisoformat(second.headers["eta"]) > datetime.now(UTC)
+    assert "redelivered" not in second.headers
+    assert "x-death" not in second.headers
+    same = {"id", "task", "mine", "shadow", "timelimit", "retries", "root_id", "singleflight_key", "singleflight_digest"}
+    assert {name: second.headers[name] for name in same} == {name: first.headers[name] for name in same}
+    assert second.properties["priority"] == first.properties["priority"]
+    assert second.properties["correlation_id"] == first.properties["correlation_id"]
+
+    third = contend(place, task, second)
+    assert (third.headers[WAITS], third.headers[PREVIOUS]) == (2, second.headers[COPY])
+    assert third.headers[FIRST_SEEN] == second.headers[FIRST_SEEN]
+
+
+def test_it_goes_back_in_the_serializer_and_compression_it_came_in(place, task):
+    task.apply_async(("k",), serializer="yaml", compression="zlib")
+    (first,) = place.messages()
+    first.accept = {"application/x-yaml"}
+    second = contend(place, task, first)
+    assert (second.content_type, second.headers["compression"]) == (first.content_type, first.headers["compression"])
+
+
+def test_an_older_copy_that_the_broker_delivers_again_runs_nothing_and_waits_no_more(place, task, runs):
+    result = task.delay("k", 5)
+    (first,) = place.messages()
+    second = contend(place, task, first)
+    third = contend(place, task, second)
+    with place.held_elsewhere(task.name, "k"):
+        place.deliver(first)
+    place.deliver(first)
+    assert (runs, place.messages()) == ([], [])
+    place.deliver(third)
+    assert len(runs) == 1
+    assert result.get(timeout=1) == 5
+
+
+def test_of_two_copies_of_one_waiting_trigger_only_one_stays(place, task, runs):
+    task.delay("k")
+    (first,) = place.messages()
+    waiting, sizes = [first, first, first], []
+    for _ in range(4):
+        with place.held_elsewhere(task.name, "k"):
+            for message in waiting:
+                place.deliver(message)
+        waiting = place.messages()
+        sizes.append(len(waiting))
+    assert sizes[1:] == [1, 1, 1]
+    place.deliver(waiting[0])
+    assert len(runs) == 1
+    assert place.messages() == []
+
+
+def test_waiting_uses_up_no_retries(place, runs):
+    def work(self, key):
+        runs.append(self.request.retries)
+        if len(runs) == 1:
+            raise self.retry(countdown=0)
+        return "done"
+
+    task = place.task(work, bind=True, max_retries=1)
+    result = task.delay("k")
+    (message,) = place.messages()
+    for _ in range(5):
+        message = contend(place, task, message)
+    place.deliver(message)
+    (message,) = place.messages()
+    for _ in range(5):
+        message = contend(place, task, message)
+    place.deliver(message)
+    assert result.get(timeout=1) == "done"
+    assert runs == [0, 1]
+
+
+def test_one_that_may_not_wait_any_longer_fails_and_says_who_was_in_the_way(place, task, runs, told):
+    result = task.apply_async(("k",), wait_timeout=0, link_error=task.si("error"))
+    (message,) = place.messages()
+    with place.held_elsewhere(task.name, "k"):
+        place.deliver(message)
+    assert result.state == states.FAILURE
+    assert type(result.result) is WaitTimeout
+    assert result.result.lock_key == f'{task.name}["k"]'
+    assert [facts["outcome"] for name, _, facts in told if name == "trigger_ended"] == [Outcome.TIMED_OUT]
+    (errback,) = place.messages()
+    assert errback.headers["task"] == task.name
+    assert runs == []
+
+
+def test_a_trigger_that_ended_and_was_settled_is_not_answered_again(place, task, runs):
+    result = task.apply_async(("k", 5), link=task.si("after"))
+    (message,) = place.messages()
+    place.deliver(message)
+    (callback,) = place.messages()
+    task._binding.coordination.heartbeat.flush()
+    place.deliver(message)
+    assert place.messages() == []
+    assert len(runs) == 1
+    assert result.get(timeout=1) == 5
+    place.deliver(callback)
+    assert runs[1][0] == "after"
+
+
+def test_an_uncontended_run_is_told_from_its_lease_to_its_end(place, task, told):
+    result = task.delay("k", 5)
+    place.deliver_all()
+    assert [name for name, *_ in told] == ["lease_acquired", "trigger_ended"]
+    (_, sender, acquired), (_, also, ended) = told
+    assert sender is also is task
+    assert acquired["lease"].lock_key == ended["lock_key"] == f'{task.name}["k"]'
+    assert acquired["execution"].key == ended["task_id"] == result.id
+    assert (ended["outcome"], ended["reason"], ended["ran"]) == (Outcome.SUCCEEDED, "", True)
+
+
+def test_a_wait_is_told_with_its_holder_and_its_countdown(place, task, told):
+    result = task.delay("k")
+    (message,) = place.messages()
+    with place.held_elsewhere(task.name, "k"):
+        place.deliver(message)
+    assert [name for name, *_ in told] == ["contended", "requeued"]
+    (_, sender, contended), (_, also, requeued) = told
+    assert sender is also is task
+    assert (contended["lock_key"], contended["task_id"]) == (f'{task.name}["k"]', result.id)
+    assert contended["holder_worker"]
+    assert contended["remaining"] > 86_000
+    assert (requeued["task_id"], requeued["waits"]) == (result.id, 1)
+    assert requeued["countdown"] > 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "outcome"), [("skip", Outcome.SKIPPED), ("reject", Outcome.REJECTED)], ids=["skip", "reject"]
+)
+def test_one_that_does_not_run_is_told_with_its_reason(place, told, policy, outcome):
+    def work(key):
+        raise AssertionError(key)
+
+    task = place.task(work, contention_policy=policy, max_hold=60)
+    task.delay("k")
+    with place.held_elsewhere(task.name, "k"):
+        place.deliver_all()
+    ((name, sender, facts),) = told
+    assert (name, sender, facts["outcome"], facts["ran"]) == ("trigger_ended", task, outcome, False)
+    assert facts["reason"].startswith(f'{task.name}["k"] is held by ')
+
+
+def test_a_failure_and_an_answer_from_the_store_are_told(place, told):
+    def pay(invoice):
+        if invoice == 13:
+            raise ValueError("no")
+        return "paid"
+
+    task = place.task(pay, idempotent_on="invoice:{invoice}")
+    for invoice in (13, 42, 42):
+        task.delay(invoice)
+    place.deliver_all()
+    ended = [facts for name, _, facts in told if name == "trigger_ended"]
+    assert [(facts["outcome"], facts["reason"], facts["ran"]) for facts in ended] == [
+        (Outcome.FAILED, "ValueError('no')", True),
+        (Outcome.SUCCEEDED, "", True),
+        (Outcome.SUCCEEDED, "answered from the stored outcome of invoice:42", False),
+    ]
+
+
+@pytest.mark.parametrize("name", ["lease_acquired", "contended", "requeued", "trigger_ended"])
+def test_a_receiver_that_fails_breaks_nothing(place, task, runs, name):
+    def fail(**_):
+        raise RuntimeError("a receiver of mine")
+
+    signal = getattr(signals, name)
+    signal.connect(fail)
+    try:
+        result = task.delay("k", 5)
+        (message,) = place.messages()
+        message = contend(place, task, message)
+        place.deliver(message)
+    finally:
+        signal.disconnect(fail)
+    assert result.get(timeout=1) == 5
+    assert len(runs) == 1
