@@ -80,7 +80,10 @@ class Connections(Protocol):
         """
 
     def run_many(self, script: Script, keys: int, calls: Sequence[Sequence[Value]]) -> list[Any]:
-        """Run one script several times in one exchange, and return the raw replies in order. Raises as `run` does."""
+        """Run one script several times, in one exchange where possible.
+
+        Returns the raw replies in order, and for a call that failed by itself its `ScriptError`. Raises `StoreUnavailable`.
+        """
 
     def close(self) -> None:
         """Close what is open; a later `run` connects again."""
@@ -100,38 +103,47 @@ class DirectConnections:
         return _persist(self._run_once, script, keys, values)
 
     def run_many(self, script: Script, keys: int, calls: Sequence[Sequence[Value]]) -> list[Any]:  # noqa: D102
-        def once(_: Script, keys: int, first: Sequence[Value]) -> list[Any]:
-            # The first call loads the script if need be, the others follow in one exchange.
-            reply = self._run_once(script, keys, first)
-            packed = b"".join(_pack(b"EVALSHA", script.sha, keys, values) for values in calls[1:])
-            return [reply, *self._exchange([packed], len(calls) - 1)]
+        def once(script: Script, keys: int, _: Sequence[Value]) -> list[Any]:
+            packed = b"".join(_pack(b"EVALSHA", script.sha, keys, values) for values in calls)
+            return self._exchange([packed], len(calls), partly=True)
 
-        return _persist(once, script, keys, calls[0]) if calls else []
+        replies = _persist(once, script, keys, calls[0]) if calls else []
+        for n, reply in enumerate(replies):
+            if isinstance(reply, NoScriptError):
+                replies[n] = _or_error(self.run, script, keys, calls[n])
+            elif isinstance(reply, ResponseError):
+                replies[n] = ScriptError(f"script {script.name} failed: {reply}")
+        return replies
 
     def close(self) -> None:  # noqa: D102
         while self._idle:
             self._idle.pop().disconnect()
 
     def _run_once(self, script: Script, keys: int, values: Sequence[Value]) -> Any:
-        try:
-            return self._exchange((_pack(b"EVALSHA", script.sha, keys, values),), 1)[0]
-        except NoScriptError:
-            return self._exchange((_pack(b"EVAL", script.source, keys, values),), 1)[0]
+        reply = self._exchange((_pack(b"EVALSHA", script.sha, keys, values),), 1)[0]
+        if isinstance(reply, NoScriptError):
+            reply = self._exchange((_pack(b"EVAL", script.source, keys, values),), 1)[0]
+        return reply
 
-    def _exchange(self, packed: Sequence[bytes], replies: int) -> list[Any]:
+    def _exchange(self, packed: Sequence[bytes], replies: int, *, partly: bool = False) -> list[Any]:
+        """Send calls and return their replies; a `NoScriptError` is one, and with `partly` so is what failed by itself."""
         connection = self._take()
+        answers: list[Any] = []
         try:
             connection.send_packed_command(packed, check_health=False)
-            answer = [connection.read_response(disable_decoding=True) for _ in range(replies)]
-        except BaseException as error:
-            if isinstance(error, NoScriptError) and replies == 1:
-                self._idle.append(connection)
-            else:
-                # Whatever interrupted the exchange, an unread reply must never answer the next call.
-                connection.disconnect()
+            while len(answers) < replies:
+                try:
+                    answers.append(connection.read_response(disable_decoding=True))
+                except ResponseError as error:
+                    if isinstance(error, _TRANSIENT) or not (partly or isinstance(error, NoScriptError)):
+                        raise
+                    answers.append(error)
+        except BaseException:
+            # Whatever interrupted the exchange, an unread reply must never answer the next call.
+            connection.disconnect()
             raise
         self._idle.append(connection)
-        return answer
+        return answers
 
     def _take(self) -> Any:
         if self._pid != os.getpid():
@@ -154,7 +166,7 @@ class ClientConnections:
         return _persist(self._run_once, script, keys, values)
 
     def run_many(self, script: Script, keys: int, calls: Sequence[Sequence[Value]]) -> list[Any]:  # noqa: D102
-        return [self.run(script, keys, values) for values in calls]
+        return [_or_error(self.run, script, keys, values) for values in calls]
 
     def close(self) -> None:  # noqa: D102
         if self._client is not None:
@@ -218,6 +230,13 @@ def _persist(once: Callable[[Script, int, Sequence[Value]], Any], script: Script
         except RedisError as error:
             failure = error
     raise StoreUnavailable(f"the store did not run {script.name} in {len(_PAUSES)} attempts: {failure}") from failure
+
+
+def _or_error(run: Callable[[Script, int, Sequence[Value]], Any], script: Script, keys: int, values: Sequence[Value]) -> Any:
+    try:
+        return run(script, keys, values)
+    except ScriptError as error:
+        return error
 
 
 def _pack(command: bytes, script: str, keys: int, values: Sequence[Value]) -> bytes:

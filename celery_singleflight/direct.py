@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from celery_singleflight.binding import Binding
 
-__all__ = ("call_directly", "lock")
+__all__ = ("call_directly", "held_here", "lock")
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def lock(
     """
     where = f"lock {name!r}"
     key = LockKey.of(OPTIONS["lock_name"].checked(name, f"{where}, name"), list(scope))
-    outer = _outer(key)
+    outer = held_here(key)
     if outer:
         with Holding(outer.lease) as lease:
             yield lease
@@ -83,7 +83,14 @@ def lock(
         give_back(place, owner, claim.record, forget=True)
 
 
-def call_directly(task: Any, binding: Binding, body: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+def call_directly(
+    task: Any,
+    binding: Binding,
+    body: Callable[..., Any],
+    args: Any,
+    kwargs: Mapping[str, Any],
+    execution_key: str | None = None,
+) -> Any:
     """Run the body for a call without a message, such as `task(…)` and each item of `map` and `chunks`.
 
     Under `requeue` it waits in place, up to `wait_timeout`; under `skip` and `reject` only if there is a `wait_timeout`. Where
@@ -92,8 +99,8 @@ def call_directly(task: Any, binding: Binding, body: Callable[..., Any], args: A
     Raises `Contended` at the end of the wait, `LeaseLost` when the lease was lost while the body ran, and what the body raises.
     """
     key = binding.lock_key(task.name, args, kwargs)
-    explicit = binding.execution_key(args, kwargs)
-    outer = _outer(key)
+    explicit = execution_key or binding.execution_key(args, kwargs)
+    outer = held_here(key)
     if outer and (explicit is None or (outer.execution and outer.execution.key == explicit)):
         with Holding(outer.lease, outer.execution, task):
             return body(*args, **kwargs)
@@ -145,7 +152,8 @@ def call_directly(task: Any, binding: Binding, body: Callable[..., Any], args: A
     return value
 
 
-def _outer(key: LockKey) -> Holding | None:
+def held_here(key: LockKey) -> Holding | None:
+    """Return where this context holds the lock key already, if it does."""
     return next((holding for holding in holdings() if holding.lease.key == key), None)
 
 

@@ -38,7 +38,7 @@ def finish(
     A shutdown that falls in here waits for one more attempt. While the store is away it is tried again for one lease TTL; then
     the outcome is given up with an error in the log: a duplicate of the execution would run again.
     """
-    place.heartbeat.drop(record)
+    place.heartbeat.drop(lease.owner, record)
     give_up_at = time.monotonic() + lease.ttl
     reasons = json.dumps([reason] if reason else [])
     interruption: BaseException | None = None
@@ -63,7 +63,7 @@ def finish(
 
 def give_back(place: Coordination, owner: str, record: Record, **how: Any) -> None:
     """End a run without an outcome, as `Store.abandon` does; a store that is away lets the lease expire by itself."""
-    place.heartbeat.drop(record)
+    place.heartbeat.drop(owner, record)
     try:
         place.store.abandon(owner, record, **how)
     except SingleflightError as error:

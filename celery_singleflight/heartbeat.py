@@ -45,13 +45,15 @@ class Heartbeat:
         """Renew this lease from now on, until it is dropped, lost, or as old as its `max_hold`."""
         if self._pid != os.getpid():
             self._reset()
-        self._kept[record] = lease
-        self._pause = min(self._pause, lease.ttl * _PART)
+        self._kept[lease.owner, record] = lease
+        if lease.ttl * _PART < self._pause:
+            self._pause = lease.ttl * _PART
+            self._wake.set()
         self._attend()
 
-    def drop(self, record: Record) -> None:
+    def drop(self, owner: str, record: Record) -> None:
         """Stop renewing; a renewal under way cannot bring back what is released after it."""
-        self._kept.pop(record, None)
+        self._kept.pop((owner, record), None)
 
     def settle(self, record: Record, owner: str) -> None:
         """Tell the store, within about a second, that Celery has done what follows this trigger."""
@@ -67,7 +69,7 @@ class Heartbeat:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._kept: dict[Record, Lease] = {}
+        self._kept: dict[tuple[str, Record], Lease] = {}
         self._ended: list[tuple[Record, str]] = []
         self._pause = _LONGEST_PAUSE
         self._wake = threading.Event()
@@ -89,6 +91,7 @@ class Heartbeat:
         idle = 0
         while True:
             self._wake.wait(self._pause)
+            self._wake.clear()
             try:
                 self._renew()
                 self._settle()
@@ -101,17 +104,15 @@ class Heartbeat:
                 idle = 0
 
     def _sleep(self) -> None:
-        self._wake.clear()
         self._asleep = True
         if not self._kept and not self._ended:
             self._wake.wait()
         self._asleep = False
-        self._wake.clear()
 
     def _renew(self) -> None:
         due = []
         requested_at = time.monotonic()
-        for record, lease in list(self._kept.items()):
+        for (_, record), lease in list(self._kept.items()):
             if lease.is_lost:
                 self._lose(lease, record, "it could not be renewed before its deadline")
             elif (ttl := self._due(lease, requested_at)) > 0:
@@ -124,9 +125,11 @@ class Heartbeat:
             logger.warning("could not renew %d leases, trying again: %s", len(due), error)
             return
         for (lease, record, ttl), why in zip(due, lost, strict=True):
-            if not why:
+            if isinstance(why, SingleflightError):
+                logger.warning("could not renew %r, trying again: %s", lease, why)
+            elif not why:
                 lease.renewed(requested_at, ttl)
-            elif record in self._kept:  # else it was released meanwhile
+            elif (lease.owner, record) in self._kept:  # else it was released meanwhile
                 self._lose(lease, record, why)
 
     def _due(self, lease: Lease, now: float) -> float:
@@ -137,7 +140,7 @@ class Heartbeat:
         return ttl if now + ttl > lease.expires_at else 0.0  # else it is as old as max_hold, and what is left runs out
 
     def _lose(self, lease: Lease, record: Record, reason: str) -> None:
-        self.drop(record)
+        self.drop(lease.owner, record)
         lease.mark_lost(reason)
         logger.error("the lease on %s is lost: %s", lease.lock_key, reason)
         signals.lease_lost.send(sender=None, lease=lease, reason=reason)

@@ -28,6 +28,11 @@ def bounded(text: str) -> str:
     return f"{text[: _LONGEST - 33]}#{blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
+def _part(text: str) -> str:
+    """Return a text that a colon can follow."""
+    return bounded(text.replace("%", "%25").replace(":", "%3A") if ":" in text or "%" in text else text)
+
+
 class LockKey(NamedTuple):
     """What must not overlap: a lock name and a business scope, as one text such as `billing["acct_123"]`."""
 
@@ -68,11 +73,11 @@ class KeySpace:
 
     def execution(self, lock_name: str, execution_key: str) -> str:
         """Name of the run record of an explicit execution key, scoped by the lock name."""
-        return f"{self._root(lock_name)}execution:{bounded(lock_name)}:{bounded(execution_key)}"
+        return f"{self._root(lock_name)}execution:{_part(lock_name)}:{bounded(execution_key)}"
 
     def trigger(self, lock_name: str, task_id: str) -> str:
         """Name of the record of one trigger, which is its run record too when it has no explicit execution key."""
-        return f"{self._root(lock_name)}trigger:{bounded(lock_name)}:{bounded(task_id)}"
+        return f"{self._root(lock_name)}trigger:{_part(lock_name)}:{bounded(task_id)}"
 
     def _root(self, lock_name: str) -> str:
         return self._roots[crc32(lock_name.encode()) % BUCKETS]

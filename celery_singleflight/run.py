@@ -10,6 +10,7 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from celery_singleflight import signals
 from celery_singleflight.claims import Acquired, Ended, Held, Outcome, Surplus
+from celery_singleflight.direct import call_directly, held_here
 from celery_singleflight.ending import finish, give_back
 from celery_singleflight.errors import LeaseLost, StoreUnavailable
 from celery_singleflight.lease import Execution, Holding, Lease
@@ -39,6 +40,8 @@ def run_trigger(task: Any, binding: Binding, body: Callable[..., Any], args: Any
     trigger goes back to the broker or is left to another copy; `Contended`, `Skipped` and `WaitTimeout` where the policy says.
     """
     trigger = Trigger(task, binding, args, kwargs)
+    if trigger.request.is_eager and held_here(trigger.lock_key):
+        return call_directly(task, binding, body, args, kwargs, execution_key=trigger.claim.record.execution_key)
     requested_at = time.monotonic()
     entered = _enter(trigger)
     if isinstance(entered, Acquired):
@@ -110,7 +113,7 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
         _conclude(trigger, lease, Outcome.SUCCEEDED, value)
         concluded = True
     except LeaseLost as lost:
-        _overtaken(trigger, str(lost))
+        _overtaken(trigger, lost.reason)
     finally:
         if not concluded:
             _give_back(trigger, generation=generation)

@@ -28,6 +28,7 @@ class Arguments:
         self._signature = signature
         kinds = [parameter.kind for parameter in signature.parameters.values()]
         self.is_open = inspect.Parameter.VAR_KEYWORD in kinds
+        self.parameters = tuple(signature.parameters)
         self._keywords = next(
             (name for name, p in signature.parameters.items() if p.kind is inspect.Parameter.VAR_KEYWORD), None
         )
@@ -42,7 +43,8 @@ class Arguments:
         bound.apply_defaults()
         arguments = bound.arguments
         if self._keywords:
-            arguments.update(arguments.pop(self._keywords))
+            # Under their own names for a recipe that asks for one, and under the parameter's for the arguments as a whole.
+            arguments = {**arguments[self._keywords], **arguments}
         for name, value in arguments.items():
             if hasattr(value, "model_dump"):
                 arguments[name] = value.model_dump(mode="json")
@@ -64,7 +66,7 @@ def compile_scope(option: str, recipe: Any, arguments: Arguments) -> Callable[[M
     Raises `OptionError` when the recipe names what the task does not have.
     """
     if recipe is None:
-        return lambda bound: list(bound.values())
+        return lambda bound: [bound[name] for name in arguments.parameters]
     if isinstance(recipe, str):
         return _template(option, recipe, arguments)
     if callable(recipe):

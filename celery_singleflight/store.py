@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from celery_singleflight.claims import Acquired, Encoded, Ended, Held, Outcome, Refused, Surplus
+from celery_singleflight.errors import ScriptError
 from celery_singleflight.script import Script, Value, load
 
 if TYPE_CHECKING:
@@ -82,10 +83,10 @@ class Store:
                 return Surplus(reply.why.decode())
         return _held(reply)
 
-    def renew(self, wanted: Sequence[tuple[Lease, Record, float]]) -> list[str]:
+    def renew(self, wanted: Sequence[tuple[Lease, Record, float]]) -> list[str | ScriptError]:
         """Keep each lease for so many seconds from now, all in one exchange.
 
-        Returns for each why it is lost, or "" when it was renewed.
+        Returns for each why it is lost, "" when it was renewed, or the error that says neither.
         """
         calls = []
         for lease, record, ttl in wanted:
@@ -100,8 +101,7 @@ class Store:
                 "ttl_ms": _ms(ttl),
             }
             calls.append(_RENEW.arguments(named))
-        replies = [_RENEW.reply(raw) for raw in self._connections.run_many(_RENEW, len(_RENEW.keys), calls)]
-        return [reply.why.decode() if reply.word == "lost" else "" for reply in replies]
+        return [_why_lost(raw) for raw in self._connections.run_many(_RENEW, len(_RENEW.keys), calls)]
 
     def finish(
         self, lease: Lease, record: Record, outcome: Outcome, value: Encoded, *, reason: str, keep: float, release: bool
@@ -180,6 +180,13 @@ class Store:
 
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
+
+
+def _why_lost(raw: Any) -> str | ScriptError:
+    if isinstance(raw, ScriptError):
+        return raw
+    reply = _RENEW.reply(raw)
+    return str(reply.why.decode()) if reply.word == "lost" else ""
 
 
 def _held(reply: Any) -> Held:

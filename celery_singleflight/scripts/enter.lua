@@ -50,6 +50,14 @@ end
 
 local known = redis.call('HMGET', trigger, 'generation', 'copy', 'outcome', 'settled', 'reason',
                          'content_type', 'content_encoding', 'body', 'by', 'ended_ms')
+local run_of = redis.call('HMGET', execution, 'owner', 'until_ms', 'since_ms', 'fence', 'run', 'attempt', 'task_id',
+                          'worker', 'outcome', 'content_type', 'content_encoding', 'body', 'run_generation')
+local holder, until_ms, done = run_of[1], tonumber(run_of[2]), run_of[9]
+if holder == owner and until_ms > now then
+  -- Asked again, because the reply was lost.
+  return {'acquired', run_of[4], run_of[5], tonumber(run_of[6])}
+end
+
 local newest = tonumber(known[1])
 if newest and mine < newest then
   return {'surplus', 'generation'}
@@ -57,10 +65,6 @@ end
 if newest == mine and known[2] and copy ~= known[2] and previous ~= known[2] then
   return {'surplus', 'copy'}
 end
-
-local run_of = redis.call('HMGET', execution, 'owner', 'until_ms', 'since_ms', 'fence', 'run', 'attempt', 'task_id',
-                          'worker', 'outcome', 'content_type', 'content_encoding', 'body', 'run_generation')
-local holder, until_ms, done = run_of[1], tonumber(run_of[2]), run_of[9]
 
 local function remember(...)
   redis.call('HSET', trigger, 'generation', generation, 'copy', copy, ...)
@@ -71,12 +75,14 @@ local over = known[3] and (done or not (separate and known[3] == 'succeeded'))
 if over and not known[4] and known[9] ~= owner then
   local age = now - (tonumber(known[10]) or 0)
   if age < tonumber(grace_ms) then
-    remember()
+    redis.call('HSET', trigger, 'generation', generation, 'copy', copy)
     return {'held', 'own', cjson.encode({task_id, ''}), age, grace_ms - age, 0, 0, text(now), text(tonumber(first_ms) or now)}
   end
 end
 if known[3] and not (separate and known[3] == 'succeeded') then
-  redis.call('HSET', trigger, 'by', owner)
+  if known[9] ~= owner then
+    redis.call('HSET', trigger, 'by', owner, 'ended_ms', text(now))
+  end
   return {'ended', known[3], known[4] or '', known[5] or '', known[6] or '', known[7] or '', known[8] or ''}
 end
 if done then
@@ -104,6 +110,7 @@ local function held(what, since, task, at, ends)
     if outcome then
       local reason = cjson.encode({what, task, at, age, remaining})
       remember('outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', text(now))
+      redis.call('HDEL', trigger, 'settled')
       return {'ended', outcome, '', reason, '', '', ''}
     end
   end
@@ -125,9 +132,6 @@ end
 local attempt, token, since = tonumber(run_of[6]) or 0, nil, now
 local ends = now + tonumber(ttl_ms)
 if holder and until_ms > now then
-  if holder == owner then
-    return {'acquired', run_of[4], run_of[5], attempt}
-  end
   local what = 'execution'
   if run_of[7] == task_id then
     what = mine > (tonumber(run_of[13]) or mine) and 'predecessor' or 'own'
@@ -138,7 +142,7 @@ end
 local score = tonumber(redis.call('ZSCORE', lease, owner))
 if score and score > now then
   -- The owner holds the key for another execution: it is re-entered.
-  local held_since = cjson.decode(redis.call('HGET', holders, owner))
+  local held_since = cjson.decode(redis.call('HGET', holders, owner) or cjson.encode({text(now), redis.call('GET', fence) or '0'}))
   since, token, ends = tonumber(held_since[1]), held_since[2], score
 else
   if redis.call('ZCOUNT', lease, '(' .. text(now), '+inf') >= tonumber(limit) then

@@ -25,11 +25,16 @@ local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
 local separate = execution ~= trigger
 local ended = redis.call('HMGET', trigger, 'outcome', 'by')
-if ended[1] and ended[2] == owner then
-  return {'finished'}
+if ended[1] then
+  if ended[2] == owner then
+    return {'finished'}
+  end
+  return {'refused', ended[2] or '', ended[1]}
 end
-local run = redis.call('HMGET', execution, 'owner', 'outcome', 'by', 'since_ms')
-if run[2] or (run[1] and run[1] ~= owner) then
+local run = redis.call('HMGET', execution, 'owner', 'outcome', 'by', 'since_ms', 'attempt')
+-- A record of an attempt that names nobody, or a trigger without its execution: somebody has been there since.
+local forgotten = separate and not run[5] and redis.call('EXISTS', trigger) == 1
+if run[2] or forgotten or (run[5] and run[1] ~= owner) then
   return {'refused', run[1] or run[3] or '', run[2] or ''}
 end
 if not redis.call('ZSCORE', lease, owner) then

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from cluster import Keyspace
-from contract import Contract, Delivery, Execution
+from contract import Contract, Delivery
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule, run_state_machine_as_test
 
@@ -45,30 +45,6 @@ class Handle(NamedTuple):
     token: int
 
 
-class Gaps:
-    """Steps into what the scripts do not keep yet: each is an xfail among their own tests, and is not taken here."""
-
-    def __init__(self, contract: Contract) -> None:
-        self.contract = contract
-
-    def enter(self, delivery: Delivery, on_held: str) -> bool:
-        trigger = self.contract.triggers.get(delivery.task_id)
-        execution = self.contract.executions.get(delivery.execution, Execution())
-        is_live = execution.is_live and execution.owner == delivery.owner
-        is_surplus_and_live = is_live and self.contract.surplus(delivery) != ""
-        is_settled_for_another = trigger is not None and trigger.is_settled and trigger.outcome == "succeeded"
-        return is_surplus_and_live or (is_settled_for_another and not execution.outcome and on_held in ("skip", "reject"))
-
-    def finish(self, delivery: Delivery) -> bool:
-        trigger = self.contract.triggers.get(delivery.task_id)
-        if trigger and trigger.outcome and trigger.told == delivery.owner:
-            return False
-        execution = self.contract.executions.get(delivery.execution)
-        if execution is None:
-            return trigger is not None and delivery.execution_key is not None
-        return not execution.outcome and execution.owner is None
-
-
 class StoreMachine(RuleBasedStateMachine):
     """Deliveries and runs in any order, each step compared with the contract and with what can be seen from outside."""
 
@@ -86,7 +62,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.keyspace.clear()
         self.seen: Mapping[str, Any] = {}
         self.contract = Contract(self.limit)
-        self.gaps = Gaps(self.contract)
         self.messages = {task_id: [("", "-", 0)] for task_id in TRIGGERS}
         self.tokens: dict[str, list[int]] = {name: [] for name in LOCKS}
         self.outcomes: dict[Delivery, Outcome] = {}
@@ -108,8 +83,6 @@ class StoreMachine(RuleBasedStateMachine):
         lock, execution_key = TRIGGERS[task_id]
         delivery = Delivery(self.new_name("owner"), task_id, lock, execution_key, copy, previous, generation)
         how = {"on_held": on_held, "has_grace": has_grace}
-        if self.gaps.enter(delivery, on_held):
-            return multiple()
         answer = self.enter(delivery, **how)
         if twice:
             assert same(self.enter(delivery, **how), answer)
@@ -122,8 +95,6 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(targets=(handles, leases), handle=handles, on_held=POLICIES, has_grace=st.booleans())
     def ask_again(self, handle, on_held, has_grace):
         """The reply to the first request was lost, and much has happened since."""
-        if self.gaps.enter(handle.delivery, on_held):
-            return multiple()
         answer = self.enter(handle.delivery, on_held=on_held, has_grace=has_grace)
         is_new = isinstance(answer, Acquired) and answer.token != handle.token
         return Handle(handle.delivery, answer.token) if is_new else multiple()
@@ -136,8 +107,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(handle=handles, outcome=st.sampled_from([Outcome.SUCCEEDED, Outcome.FAILED]), twice=twice)
     def finish(self, handle, outcome, twice):
-        if self.gaps.finish(handle.delivery):
-            return
         for _ in range(1 + twice):
             self.finish_once(handle, outcome)
 

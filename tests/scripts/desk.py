@@ -160,8 +160,8 @@ def lose_next_reply(connections: Any, spare: int) -> list[str]:
     lost: list[str] = []
     exchanges = count()
 
-    def cut(*arguments: Any) -> Any:
-        answer = real(*arguments)
+    def cut(*arguments: Any, **options: Any) -> Any:
+        answer = real(*arguments, **options)
         if not lost and next(exchanges) >= spare:
             lost.append(f"cut before {answer!r} was read")
             setattr(connections, name, real)

@@ -194,7 +194,6 @@ def test_a_trigger_runs_again_when_the_execution_it_was_answered_from_is_kept_no
 
 
 @pytest.mark.parametrize("on_held", ["skip", "reject"])
-@pytest.mark.xfail(reason="the mark of the former outcome is not taken away")
 def test_what_was_settled_for_an_execution_that_is_kept_no_longer_is_not_settled_for_the_next_outcome(desk, on_held):
     leader, claim = desk.claim("leader", execution_key="invoice:1"), desk.claim("t1", execution_key="invoice:1")
     desk.run(leader)

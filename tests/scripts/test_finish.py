@@ -178,7 +178,6 @@ def test_an_expired_run_is_refused_when_its_execution_is_under_way_behind_anothe
 
 
 @pytest.mark.parametrize("left_by", ["failure", "abandon"])
-@pytest.mark.xfail(reason="a record that names nobody is taken for one that the store forgot")
 def test_an_expired_run_is_refused_when_its_execution_was_run_behind_another_lock_key_without_a_success(desk, left_by):
     late = desk.claim("t1", execution_key="invoice:1")
     heir = desk.claim("t2", execution_key="invoice:1", lock_key=OTHER_LOCK)
@@ -194,7 +193,6 @@ def test_an_expired_run_is_refused_when_its_execution_was_run_behind_another_loc
 
 
 @KEYS
-@pytest.mark.xfail(reason="a record that names nobody is taken for one that the store forgot")
 def test_an_expired_run_under_a_limit_is_refused_when_a_redelivery_has_sent_a_retry(desk, execution_key):
     late, heir = (desk.claim("t1", execution_key=execution_key, limit=2) for _ in range(2))
     token = desk.acquire(late).token
@@ -205,7 +203,6 @@ def test_an_expired_run_under_a_limit_is_refused_when_a_redelivery_has_sent_a_re
     refused_and_nothing_changed(desk, late, token)
 
 
-@pytest.mark.xfail(reason="with the execution forgotten, the outcome of the trigger itself is not looked at")
 def test_an_expired_run_under_a_limit_is_refused_when_a_redelivery_has_failed(desk):
     late, heir = (desk.claim("t1", execution_key="invoice:1", limit=2) for _ in range(2))
     token = desk.acquire(late).token
@@ -221,11 +218,7 @@ def test_an_expired_run_under_a_limit_is_refused_when_a_redelivery_has_failed(de
         (None, Outcome.SUCCEEDED),
         (None, Outcome.FAILED),
         ("invoice:1", Outcome.SUCCEEDED),
-        pytest.param(
-            "invoice:1",
-            Outcome.FAILED,
-            marks=pytest.mark.xfail(reason="with the execution forgotten, the outcome of the trigger itself is not looked at"),
-        ),
+        ("invoice:1", Outcome.FAILED),
     ],
 )
 def test_a_repeated_finish_is_refused_once_another_delivery_was_answered(desk, execution_key, outcome):
