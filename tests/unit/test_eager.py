@@ -214,7 +214,6 @@ def test_what_one_task_calls_of_another_has_a_lease_of_its_own(eager):
     assert eager.call(task, "k").get() == [f'{task.name}["k"]', f'{inner.name}["k"]']
 
 
-@pytest.mark.xfail(raises=Contended, reason="an eager call inside of the holder of its own key is taken for somebody else's")
 def test_a_key_that_is_held_here_is_entered_again(eager):
     task = eager.task(work, lock_on=("key",))
     with lock(eager.app, task.name, "k") as lease:
@@ -223,7 +222,6 @@ def test_a_key_that_is_held_here_is_entered_again(eager):
         assert len(eager.holders(lease.key)) == 1
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="its message is made a part of itself")
 def test_a_lease_that_was_lost_shows_in_the_result(eager):
     def slow(key):
         eager.take_away(current_lease().key)
