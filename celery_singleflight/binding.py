@@ -46,6 +46,7 @@ class Binding:
         conf = app.conf
         check_names(name, _attributes(own, base), conf, conf.__dict__.get("prefix"))
         self.app = app
+        self.name = name
         self.options = read_options(name, lambda option: getattr(task, option, None), conf)
         self.arguments = Arguments(name, _signature(task))
         self._scope = compile_scope(f"task {name}, lock_on", self.options.lock_on, self.arguments)
@@ -55,12 +56,30 @@ class Binding:
             else None
         )
         _bindings.setdefault(name, WeakSet()).add(self)
-        _warn(name, self, task.time_limit)  # type: ignore[attr-defined]
 
     @functools.cached_property
     def coordination(self) -> Coordination:
         """The app's store and heartbeat. Raises `ConfigurationError` when the settings name no store."""
         return coordination(self.app)
+
+    def warn(self, time_limit: float | None) -> None:
+        """Say in the log what is allowed and hardly meant."""
+        options = self.options
+        named = self.arguments.names if options.lock_on is None else options.lock_on
+        per_call = _PER_CALL.intersection(named) if isinstance(named, tuple) else None
+        if per_call:
+            logger.warning(
+                "task %s: its lock key holds %s, which differs in every call, so it protects nothing; name what matters in "
+                "lock_on",
+                self.name,
+                ", ".join(sorted(per_call)),
+            )
+        if options.contention_policy == "skip" and self.max_hold(time_limit) == math.inf:
+            logger.warning(
+                "task %s: contention_policy is 'skip' and nothing bounds a run: one that hangs makes every later one skip for "
+                "ever; set max_hold, or a time_limit",
+                self.name,
+            )
 
     def lock_key(self, task_name: str, args: Any, kwargs: Mapping[str, Any]) -> LockKey:
         """Make the lock key of a call.
@@ -103,11 +122,12 @@ def is_protected(task_name: str) -> bool:
 
 def _attributes(own: list[type], base: type) -> list[str]:
     """Names of the values set on the task: not its methods and properties, nor what Celery itself knows."""
+    known = {attribute for cls in base.__mro__ for attribute in vars(cls)}  # hasattr would bind the base to an app
     return [
         attribute
         for cls in own
         for attribute, value in vars(cls).items()
-        if not attribute.startswith("_") and not hasattr(base, attribute) and not _is_member(attribute, value)
+        if not attribute.startswith("_") and attribute not in known and not _is_member(attribute, value)
     ]
 
 
@@ -146,24 +166,6 @@ def _signature(task: type) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-def _warn(name: str, binding: Binding, time_limit: float | None) -> None:
-    options = binding.options
-    named = binding.arguments.names if options.lock_on is None else options.lock_on
-    per_call = _PER_CALL.intersection(named) if isinstance(named, tuple) else None
-    if per_call:
-        logger.warning(
-            "task %s: its lock key holds %s, which differs in every call, so it protects nothing; name what matters in lock_on",
-            name,
-            ", ".join(sorted(per_call)),
-        )
-    if options.contention_policy == "skip" and binding.max_hold(time_limit) == math.inf:
-        logger.warning(
-            "task %s: contention_policy is 'skip' and nothing bounds a run: one that hangs makes every later one skip for "
-            "ever; set max_hold, or a time_limit",
-            name,
-        )
-
-
 def quiet_contention(on_retry: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a task's `on_retry`, which is for retries of its own code, so that waiting does not call it."""
 
@@ -171,4 +173,5 @@ def quiet_contention(on_retry: Callable[..., Any]) -> Callable[..., Any]:
     def quiet(self: Any, exc: BaseException, *args: Any, **kwargs: Any) -> Any:
         return None if isinstance(exc, Contended) else on_retry(self, exc, *args, **kwargs)
 
+    quiet.is_quiet = True  # type: ignore[attr-defined]
     return quiet

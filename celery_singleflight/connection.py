@@ -1,4 +1,4 @@
-"""Connections to the store. The only module that imports redis.
+"""Connections to the store: how a script call goes out and its reply comes back.
 
 A script call goes out as one packed EVALSHA on a connection kept by this process, without redis-py's pool, retry and metrics
 layers around it: they cost as much as the call itself. A cluster keeps redis-py's own routing.
@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-import redis
-import redis.cluster
-import redis.sentinel
-from redis.backoff import NoBackoff
 from redis.exceptions import (
     BusyLoadingError,
     ClusterDownError,
@@ -24,35 +20,27 @@ from redis.exceptions import (
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
+    RedisClusterException,
     RedisError,
     ResponseError,
     TimeoutError as RedisTimeoutError,
     TryAgainError,
 )
-from redis.retry import Retry
 
 from celery_singleflight.errors import ConfigurationError, ScriptError, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
+
+    from redis import ConnectionPool
 
     from celery_singleflight.script import Script, Value
 
-__all__ = ("ClientConnections", "Connections", "DirectConnections", "connect")
+__all__ = ("ClientConnections", "Connections", "DirectConnections")
 
-#: Seconds. A store that has not answered by then is asked again on a new connection.
-_TIMEOUTS: Final = {"socket_timeout": 2.0, "socket_connect_timeout": 1.0}
 #: Seconds before each attempt, jittered. redis-py's own default costs 3.2 s per call on a dead server.
 _PAUSES: Final = (0.0, 0.05, 0.2)
 
-#: Celery's spellings of a URL scheme, and redis-py's.
-_SCHEMES: Final = {
-    "redis": "redis",
-    "rediss": "rediss",
-    "unix": "unix",
-    "socket": "unix",
-    "redis+socket": "unix",
-}
 _TRANSIENT: Final = (
     BusyLoadingError,
     ClusterDownError,
@@ -60,11 +48,15 @@ _TRANSIENT: Final = (
     OSError,
     OutOfMemoryError,
     ReadOnlyError,
+    RedisClusterException,
     RedisConnectionError,
     RedisTimeoutError,
     TryAgainError,
 )
-_TRANSIENT_REPLIES: Final = ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED")
+#: What redis-py has no class for, and what Redis 6.2 wraps into an error of the script.
+_TRANSIENT_REPLIES: Final = re.compile(
+    r"^(BUSY|MISCONF|NOREPLICAS|UNBLOCKED)\b|: -(CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOREPLICAS|OOM|READONLY)\b"
+)
 
 
 class Connections(Protocol):
@@ -94,7 +86,7 @@ class DirectConnections:
 
     spans_slots = True
 
-    def __init__(self, pool: redis.ConnectionPool) -> None:
+    def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         self._idle: list[Any] = []
         self._pid = os.getpid()
@@ -116,8 +108,9 @@ class DirectConnections:
         return replies
 
     def close(self) -> None:  # noqa: D102
-        while self._idle:
-            self._idle.pop().disconnect()
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.disconnect()
 
     def _run_once(self, script: Script, keys: int, values: Sequence[Value]) -> Any:
         reply = self._exchange((_pack(b"EVALSHA", script.sha, keys, values),), 1)[0]
@@ -130,6 +123,8 @@ class DirectConnections:
         connection = self._take()
         answers: list[Any] = []
         try:
+            if not connection.is_connected:
+                connection.connect()  # here, and not in the sending, Sentinel is asked
             connection.send_packed_command(packed, check_health=False)
             while len(answers) < replies:
                 try:
@@ -138,9 +133,11 @@ class DirectConnections:
                     if isinstance(error, _TRANSIENT) or not (partly or isinstance(error, NoScriptError)):
                         raise
                     answers.append(error)
-        except BaseException:
+        except BaseException as error:
             # Whatever interrupted the exchange, an unread reply must never answer the next call.
             connection.disconnect()
+            if isinstance(error, OSError | RedisConnectionError):
+                self.close()  # what this connection went through, the idle ones did too
             raise
         self._idle.append(connection)
         return answers
@@ -174,44 +171,14 @@ class ClientConnections:
 
     def _run_once(self, script: Script, keys: int, values: Sequence[Value]) -> Any:
         if self._client is None:
-            self._client = self._make()
+            try:
+                self._client = self._make()
+            except TypeError as error:
+                raise ConfigurationError(f"setting singleflight_transport_options: {error}") from error
         try:
             return self._client.evalsha(script.sha, keys, *values)
         except NoScriptError:
             return self._client.eval(script.source, keys, *values)
-
-
-def connect(url: str, options: Mapping[str, Any]) -> Connections:
-    """Return the connections for a store URL; nothing is opened yet.
-
-    `options` are keyword arguments of a redis-py connection (time-outs in seconds), and `master_name` for Sentinel.
-    Raises `ConfigurationError` for a URL that is not redis://, rediss://, unix://, redis+cluster:// or sentinel://.
-    """
-    settings = {**_TIMEOUTS, **options}
-    master = settings.pop("master_name", None)
-    scheme, _, rest = url.partition("://")
-    try:
-        if scheme.endswith("+cluster"):
-            cluster_url = f"{scheme.removesuffix('+cluster')}://{rest}"
-            return ClientConnections(lambda: redis.cluster.RedisCluster.from_url(cluster_url, **settings), spans_slots=False)
-        settings["retry"] = Retry(NoBackoff(), 0)
-        if scheme == "sentinel":
-            return DirectConnections(_sentinel_pool(url, master, settings))
-        if scheme in _SCHEMES:
-            first = rest.split(";", 1)[0]
-            return DirectConnections(redis.ConnectionPool.from_url(_from_celery(_SCHEMES[scheme], first), **settings))
-    except ValueError as error:
-        raise ConfigurationError(f"singleflight_url {without_password(url)} cannot be used: {error}") from error
-    raise ConfigurationError(
-        f"singleflight_url {without_password(url)} cannot be used: expected redis://, rediss://, unix://, "
-        "redis+cluster:// or sentinel://"
-    )
-
-
-def without_password(url: str) -> str:
-    """Return the URL as it may be shown."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://…@{rest.rpartition('@')[2]}" if "@" in rest else url
 
 
 def _persist(once: Callable[[Script, int, Sequence[Value]], Any], script: Script, keys: int, values: Sequence[Value]) -> Any:
@@ -224,7 +191,7 @@ def _persist(once: Callable[[Script, int, Sequence[Value]], Any], script: Script
         except _TRANSIENT as error:
             failure = error
         except ResponseError as error:
-            if not str(error).startswith(_TRANSIENT_REPLIES):
+            if not _TRANSIENT_REPLIES.search(str(error)):
                 raise ScriptError(f"script {script.name} failed: {error}") from error
             failure = error
         except RedisError as error:
@@ -245,34 +212,3 @@ def _pack(command: bytes, script: str, keys: int, values: Sequence[Value]) -> by
         data = value.encode() if isinstance(value, str) else value if isinstance(value, bytes) else b"%d" % value
         parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
     return b"".join(parts)
-
-
-def _from_celery(scheme: str, rest: str) -> str:
-    """Return a redis-py URL for one of Celery's, whose query spells some arguments in another way."""
-    base, _, query = rest.partition("?")
-    arguments = dict(parse_qsl(query))
-    if "virtual_host" in arguments:
-        arguments["db"] = arguments.pop("virtual_host")
-    if "ssl_cert_reqs" in arguments:
-        arguments["ssl_cert_reqs"] = arguments["ssl_cert_reqs"].removeprefix("CERT_").lower()
-    return f"{scheme}://{base}" + (f"?{urlencode(arguments)}" if arguments else "")
-
-
-def _sentinel_pool(url: str, master: str | None, settings: dict[str, Any]) -> redis.ConnectionPool:
-    if not master:
-        raise ConfigurationError(
-            "a sentinel:// URL needs the name of the primary: singleflight_transport_options = {'master_name': …}"
-        )
-    servers = [urlsplit(part) for part in url.split(";") if part]
-    first = servers[0]
-    login = {
-        "username": unquote(first.username) if first.username else None,
-        "password": unquote(first.password) if first.password else None,
-        "db": int(first.path.strip("/") or 0),
-    }
-    sentinel_settings = settings.pop("sentinel_kwargs", None)
-    sentinel = redis.sentinel.Sentinel(
-        [(server.hostname, server.port or 26379) for server in servers], sentinel_kwargs=sentinel_settings, **settings
-    )
-    pool: redis.ConnectionPool = redis.sentinel.SentinelConnectionPool(master, sentinel, **{**login, **settings})
-    return pool

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
-from celery_singleflight.connection import connect
 from celery_singleflight.errors import ConfigurationError
 from celery_singleflight.heartbeat import Heartbeat
 from celery_singleflight.keys import KeySpace
+from celery_singleflight.servers import connect
 from celery_singleflight.store import Store
 
 if TYPE_CHECKING:
@@ -67,11 +67,14 @@ def _server(app: Celery) -> tuple[str, dict[str, Any]]:
         (conf.result_backend, conf.get("result_backend_transport_options"), conf.get("redis_backend_use_ssl")),
         (conf.broker_url, conf.get("broker_transport_options"), conf.get("broker_use_ssl")),
     )
-    for candidate, transport, use_ssl in candidates:
+    for servers, transport, use_ssl in candidates:
+        candidate = servers[0] if isinstance(servers, list | tuple) and servers else servers
         if isinstance(candidate, str) and candidate.partition("://")[0].partition("+")[0] in _REDIS:
             taken = {name: transport[name] for name in _SHARED_OPTIONS if transport and name in transport}
             if isinstance(use_ssl, Mapping):
                 taken.update(use_ssl)
+            if use_ssl and candidate.startswith("redis://"):
+                candidate = "rediss" + candidate.removeprefix("redis")
             return candidate, {**taken, **options}
     raise ConfigurationError(
         "there is no store for leases: neither result_backend nor broker_url is a Redis URL; expected the setting "

@@ -115,13 +115,15 @@ class Execution:
 class Holding:
     """A place in the context: this lease is held here, for this execution and task, inside of what was held before."""
 
-    __slots__ = ("execution", "lease", "outer", "request", "task")
+    __slots__ = ("execution", "lease", "outer", "request_id", "task")
 
-    def __init__(self, lease: Lease, execution: Execution | None = None, task: object = None, request: object = None) -> None:
+    def __init__(
+        self, lease: Lease, execution: Execution | None = None, task: object = None, request_id: str | None = None
+    ) -> None:
         self.lease = lease
         self.execution = execution
         self.task = task
-        self.request = request
+        self.request_id = request_id
         self.outer = _innermost.get()
 
     def __enter__(self) -> Lease:

@@ -56,9 +56,9 @@ class Option:
         except (TypeError, ValueError):
             checked = None
         if checked is None:
-            later = LATER_POLICIES if self.name == "contention_policy" else ()
-            note = f"; {value!r} is planned and not in this version" if value in later else ""
-            raise OptionError(f"{where}: expected {self.expected}, got {value!r}{note}{_meant(value, self)}")
+            is_later = self.name == "contention_policy" and value in LATER_POLICIES
+            note = f"; {value!r} is planned and not in this version" if is_later else _meant(value, self)
+            raise OptionError(f"{where}: expected {self.expected}, got {value!r}{note}")
         return checked
 
 
@@ -191,15 +191,16 @@ def check_names(task_name: str, attributes: Iterable[str], settings: Iterable[st
 
     `prefix` is the namespace of the Celery settings, such as `CELERY_`. Raises `OptionError`.
     """
+    task_options = [name for name in OPTIONS if name not in _ONLY_PER_CALL]
     for name in attributes:
         if name in _ONLY_PER_CALL:
             raise OptionError(
                 f"task {task_name}: {name} is given per call, in apply_async; for a key made from the arguments use "
                 "idempotent_on"
             )
-        if name not in OPTIONS and (_is_ours(name) or _nearest(name, OPTIONS, 0.8)):
-            _refuse(f"task {task_name}", name, OPTIONS, "")
-    known = {*SETTINGS, *(option.setting for name, option in OPTIONS.items() if name not in _ONLY_PER_CALL)}
+        if name not in task_options and (_is_ours(name) or _nearest(name, task_options, 0.85)):
+            _refuse(f"task {task_name}", name, task_options, "")
+    known = {*SETTINGS, *(OPTIONS[name].setting for name in task_options)}
     for name in settings:
         bare = name.removeprefix(prefix) if prefix else name
         lower = bare.lower()
@@ -226,7 +227,7 @@ def refuse_call_options(task_name: str, names: Iterable[str]) -> None:
 
 @functools.cache
 def _resembles_call_option(name: str) -> bool:
-    return _is_ours(name) or _nearest(name, CALL_OPTIONS, 0.8) is not None
+    return _is_ours(name) or _nearest(name, CALL_OPTIONS, 0.85) is not None
 
 
 def _is_ours(name: str) -> bool:
@@ -238,9 +239,10 @@ def _finite(value: float | None) -> float | None:
 
 
 def _refuse(where: str, name: str, known: Iterable[str], prefix: str) -> NoReturn:
-    if name.lower().rpartition(prefix)[2] in LATER:
+    lower = name.lower()
+    if lower.rpartition(prefix)[2] in LATER if prefix else lower in LATER:
         raise OptionError(f"{where}: {name} is planned and not in this version; expected one of {', '.join(sorted(known))}")
-    nearest = _GUESSES.get(name) or _nearest(name.lower(), known, 0.5)
+    nearest = _GUESSES.get(name) or _nearest(lower, known, 0.5)
     meant = f"; did you mean {nearest}?" if nearest else ""
     raise OptionError(f"{where}: there is no {name}, expected one of {', '.join(sorted(known))}{meant}")
 

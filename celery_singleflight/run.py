@@ -91,7 +91,7 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
     concluded, generation = False, None
     try:
         try:
-            with Holding(lease, execution, task, trigger.request):
+            with Holding(lease, execution, task, trigger.request.id):
                 trigger.binding.coordination.heartbeat.keep(lease, claim.record)
                 if signals.lease_acquired.receivers:
                     signals.lease_acquired.send(sender=task, lease=lease, execution=execution)

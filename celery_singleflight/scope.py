@@ -55,7 +55,7 @@ class Arguments:
         for name in names:
             if name not in self.names and not self.is_open:
                 raise OptionError(
-                    f"task {self._task_name}, {option}: there is no argument {name}, expected "
+                    f"{option}: there is no argument {name}, expected "
                     f"{', '.join(self.names) or 'none, the task has no arguments'}"
                 )
 
@@ -142,7 +142,10 @@ def _text(value: Any, spec: str, option: str) -> str:
 
 
 def _function(option: str, function: Callable[..., Any], arguments: Arguments) -> Callable[[Mapping[str, Any]], list[Any]]:
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"{option}: {function!r} does not tell which arguments it takes; wrap it in a lambda") from error
     takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
     named = [p for p in parameters if p.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)]
     wanted = [p.name for p in named]

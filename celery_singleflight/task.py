@@ -80,7 +80,10 @@ class SingleflightTask(Task):
         app = super().bind(app)
         name = cls.name or app.gen_task_name(cls.__name__, cls.__module__)
         if is_protected(name):
+            was_bound = "_binding" in vars(cls)
             cls._binding = Binding(name, cls, app, SingleflightTask)
+            if not was_bound:  # Celery binds a task once more when it finalizes the app
+                cls._binding.warn(cls.time_limit)
             _adapt(cls, app)
         return app
 
@@ -129,8 +132,8 @@ def _perform(task: SingleflightTask, body: Callable[..., Any], args: Any, kwargs
     binding, request = task._binding, task.request  # noqa: SLF001
     if binding is None:
         return body(*args, **kwargs)
-    # A task that calls itself does it under the request of its run.
-    if request.called_directly or any(holding.request is request for holding in holdings()):
+    # What a run of the task calls of itself it calls under the id of its own request.
+    if request.called_directly or any(h.task is task and h.request_id == request.id for h in holdings()):
         return call_directly(task, binding, body, args, kwargs)
     return run_trigger(task, binding, body, args, kwargs)
 
@@ -143,7 +146,7 @@ def _adapt(cls: type[SingleflightTask], app: Celery) -> None:
     if Contended not in cls.throws:
         cls.throws = (*cls.throws, Contended)  # expected, so no error in the log
     on_retry = inspect.getattr_static(cls, "on_retry")
-    if on_retry is not Task.on_retry and not hasattr(on_retry, "__wrapped__"):
+    if on_retry is not Task.on_retry and not hasattr(on_retry, "is_quiet"):
         cls.on_retry = quiet_contention(on_retry)
     before_start = inspect.getattr_static(cls, "before_start")
     if before_start is not Task.before_start:
@@ -160,12 +163,13 @@ def _adapt(cls: type[SingleflightTask], app: Celery) -> None:
 def _stand_around(cls: type[SingleflightTask]) -> None:
     """Put the protection around a `__call__` that comes before ours, because it may never get to ours."""
     first = next(base for base in cls.__mro__ if "__call__" in vars(base))
-    if issubclass(SingleflightTask, first) or cls._is_stood_around:
-        return
     own_call = vars(first)["__call__"]
+    if issubclass(SingleflightTask, first) or getattr(own_call, "stands_around", False):
+        return
 
     def stand_around(self: SingleflightTask, *args: Any, **kwargs: Any) -> Any:
         return _perform(self, functools.partial(own_call, self), args, kwargs)
 
+    stand_around.stands_around = True  # type: ignore[attr-defined]
     cls.__call__ = stand_around  # type: ignore[method-assign]
     cls._is_stood_around = True

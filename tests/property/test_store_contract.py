@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule, run_state_machine_as_test
 
 from celery_singleflight.claims import Acquired, Claim, Encoded, Ended, Held, Outcome, Record, Surplus
-from celery_singleflight.connection import connect
 from celery_singleflight.keys import KeySpace, LockKey
 from celery_singleflight.lease import Lease
+from celery_singleflight.servers import connect
 from celery_singleflight.store import Store
 
 if TYPE_CHECKING:

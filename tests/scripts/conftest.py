@@ -8,8 +8,9 @@ from cluster import AS_TEXT, Keyspace, ValkeyCluster
 from desk import Desk
 from fakeredis import FakeRedis, FakeServer
 
-from celery_singleflight.connection import ClientConnections, Connections, connect
+from celery_singleflight.connection import ClientConnections, Connections
 from celery_singleflight.keys import KeySpace
+from celery_singleflight.servers import connect
 from celery_singleflight.store import Store
 
 if TYPE_CHECKING:

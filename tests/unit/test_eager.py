@@ -183,12 +183,7 @@ def test_autoretry_runs_again(eager):
     "base",
     [
         Task,
-        pytest.param(
-            SingleflightTask,
-            marks=pytest.mark.xfail(
-                raises=Contended, reason="the replacement has the id of the run around it, and is taken for its redelivery"
-            ),
-        ),
+        SingleflightTask,
     ],
 )
 def test_a_task_that_replaces_itself_ends_with_the_result_of_its_replacement(place, base):

@@ -15,10 +15,10 @@ from nodes import wait_until
 
 from celery_singleflight import StoreUnavailable, signals
 from celery_singleflight.claims import Acquired, Claim, Record
-from celery_singleflight.connection import connect
 from celery_singleflight.heartbeat import Heartbeat
 from celery_singleflight.keys import KeySpace, LockKey
 from celery_singleflight.lease import Lease
+from celery_singleflight.servers import connect
 from celery_singleflight.store import Store
 
 
@@ -319,7 +319,9 @@ def test_a_store_that_is_away_does_not_stop_a_process_from_leaving(heart, books,
 @pytest.fixture
 def beating(books):
     """A heartbeat with its thread, in real time."""
-    return Heartbeat(books)
+    heart = Heartbeat(books)
+    yield heart
+    heart._kept.clear()
 
 
 def heartbeats():
@@ -451,20 +453,17 @@ def test_a_child_has_a_thread_and_leases_of_its_own(store):
     heart.drop(lease.owner, record)
 
 
-def test_what_a_parent_has_to_settle_is_not_settled_by_its_child(store):
-    heart = Heartbeat(store)
-    _, record = acquire(store, "ended")
-    heart._attend = lambda: None
-    heart.settle(record, "owner")
+def test_what_a_parent_has_to_settle_is_not_settled_by_its_child(heart, books, clock):
+    heart.settle(make_lease(clock)[1], "owner of the parent")
 
     def child():
         heart.flush()
-        heart._settle = lambda: None
-        heart.keep(*acquire(store, "another"))
-        return len(heart._ended)
+        heart.settle(make_lease(clock, "another")[1], "owner of the child")
+        heart.flush()
+        return [[owner for _, owner in batch] for batch in books.settled]
 
-    assert in_child(child) == 0
-    assert len(heart._ended) == 1
+    assert in_child(child) == [["owner of the child"]]
+    assert [owner for _, owner in heart._ended] == ["owner of the parent"]
 
 
 def test_a_lease_that_cannot_be_renewed_does_not_take_others_with_it(store):

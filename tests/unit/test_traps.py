@@ -123,7 +123,6 @@ class RegisteredToo(Registered):
         return self.run(*args, **kwargs)
 
 
-@pytest.mark.xfail(reason="the mark that a `__call__` is stood around is inherited by a class with another `__call__`")
 def test_a_task_made_from_a_task_is_protected_whatever_its_call_skips(place):
     place.app.register_task(Registered())
     task = place.app.register_task(RegisteredToo())
@@ -362,13 +361,6 @@ def test_a_publisher_does_not_import_the_worker(place):
 # The base class for the whole app
 
 
-binds_the_base = pytest.mark.xfail(
-    raises=AssertionError,
-    reason="binding._attributes asks hasattr(SingleflightTask, 'app'), which binds that class to the current app",
-)
-
-
-@binds_the_base
 def test_an_app_may_have_it_for_the_base_of_all_its_tasks(make_place):
     place = make_place(singleflight_contention_policy="reject")
     place.app.task_cls = SingleflightTask
@@ -391,9 +383,9 @@ def test_an_app_may_have_it_for_the_base_of_all_its_tasks(make_place):
 @pytest.mark.parametrize(
     ("setting", "attribute", "value"),
     [
-        pytest.param("task_serializer", "serializer", "yaml", marks=binds_the_base),
-        pytest.param("task_track_started", "track_started", True, marks=binds_the_base),
-        pytest.param("task_ignore_result", "ignore_result", True, marks=binds_the_base),
+        ("task_serializer", "serializer", "yaml"),
+        ("task_track_started", "track_started", True),
+        ("task_ignore_result", "ignore_result", True),
         ("task_time_limit", "time_limit", 7),
         ("task_default_rate_limit", "rate_limit", "7/s"),
     ],
@@ -404,7 +396,6 @@ def test_a_protected_task_has_the_settings_of_its_own_app(make_place, setting, a
     assert getattr(place.task(echo), attribute) == getattr(place.task(echo, base=Task, name="shop.plain"), attribute) == value
 
 
-@binds_the_base
 def test_binding_a_task_leaves_the_base_class_alone(place):
     before = dict(vars(SingleflightTask))
     place.task(echo)
@@ -441,7 +432,6 @@ def test_on_retry_is_for_retries_of_ones_own(place):
     assert told == [("OSError", None)]
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="a wrapped on_retry is taken for one that is quiet already")
 def test_a_decorated_on_retry_is_for_retries_of_ones_own_too(place):
     told = []
 
@@ -504,7 +494,6 @@ def test_a_before_start_that_fails_fails_the_task_and_gives_the_lease_back(place
     assert place.holders(LockKey.of("shop.work", [1])) == []
 
 
-@binds_the_base
 def test_what_a_task_throws_is_its_own_and_contention(place):
     task = place.task(echo, name="shop.work", throws=(KeyError,))
     assert task.throws == (KeyError, Contended)
@@ -541,16 +530,11 @@ def pay(account, idempotency_key, now=None):
     """Its key is another one in every call."""
 
 
-binds_twice = pytest.mark.xfail(
-    raises=AssertionError,
-    reason="Celery binds a task again when it finalizes the app, and it is checked and warned about again",
-)
 PER_CALL = (
     "task shop.work: its lock key holds {}, which differs in every call, so it protects nothing; name what matters in lock_on"
 )
 
 
-@binds_twice
 def test_a_key_that_differs_in_every_call_is_warned_about(warnings):
     assert warnings(pay) == [PER_CALL.format("idempotency_key, now")]
     assert warnings(pay, lock_on=("account", "now")) == [PER_CALL.format("now")]
@@ -567,7 +551,6 @@ SKIP = (
 )
 
 
-@binds_twice
 def test_a_skip_that_nothing_bounds_is_warned_about(warnings):
     assert warnings(echo, contention_policy="skip") == [SKIP]
     assert warnings(echo, contention_policy="skip", max_hold=math.inf) == [SKIP]
