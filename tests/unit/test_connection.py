@@ -200,6 +200,18 @@ def test_a_sentinel_url_gives_all_its_sentinels_and_the_login_of_the_first():
     assert (given["username"], given["password"], given["db"], given["socket_timeout"]) == ("u", "p@w", 4, 9)
 
 
+@pytest.mark.xfail(
+    raises=AssertionError, reason="two sentinels that are away cost 26 s, by redis-py's own time-outs and retries"
+)
+@pytest.mark.parametrize("options", [{}, {"sentinel_kwargs": {"password": "other"}}], ids=["", "sentinel_kwargs"])
+def test_a_sentinel_is_asked_once_with_the_time_outs_of_the_package(options):
+    found = connect("sentinel://h1;sentinel://h2", {"master_name": "main", **options})
+    for sentinel in found._pool.sentinel_manager.sentinels:
+        given = sentinel.connection_pool.connection_kwargs
+        assert (given["socket_timeout"], given["socket_connect_timeout"]) == (2.0, 1.0)
+        assert given["retry"]._retries == 0
+
+
 @pytest.fixture
 def sentinel(valkey, tmp_path):
     """A sentinel that watches the session's server."""

@@ -6,6 +6,7 @@ import math
 
 import pytest
 from celery import Celery
+from redis.exceptions import RedisError
 
 from celery_singleflight import ConfigurationError, OptionError, SingleflightTask, lock
 from celery_singleflight.coordination import coordination
@@ -24,6 +25,7 @@ SETTINGS = (
     "singleflight_wait_timeout"
 )
 LATER = "is planned and not in this version"
+PATTERN = "expected scheme://[user:password@]host[:port]/[database][?option=value], with special characters percent-encoded"
 URLS = "expected redis://, rediss://, unix://, redis+cluster:// or sentinel://"
 MEMORY = {"broker_url": "memory://", "result_backend": "cache+memory://"}
 
@@ -357,8 +359,19 @@ WRONG = [
     row(
         "URL with a wrong port",
         store(singleflight_url="redis://host:port"),
-        "singleflight_url redis://host:port cannot be used: expected "
-        "scheme://[user:password@]host[:port]/[database][?option=value], with special characters percent-encoded",
+        f"singleflight_url redis://host:port cannot be used: {PATTERN}",
+    ),
+    row(
+        "URL with a database that is none",
+        store(singleflight_url="redis://host/abc"),
+        f"singleflight_url redis://host/abc cannot be used: {PATTERN}",
+        pytest.mark.xfail(raises=pytest.fail.Exception, reason="redis-py takes it for database 0"),
+    ),
+    row(
+        "URL with a wrong option",
+        store(singleflight_url="rediss://host?ssl_cert_reqs=CERT_NOPE"),
+        f"singleflight_url rediss://host?ssl_cert_reqs=CERT_NOPE cannot be used: {PATTERN}",
+        pytest.mark.xfail(raises=RedisError, reason="redis-py's own error comes through"),
     ),
     row(
         "Sentinel without a name",
