@@ -20,8 +20,7 @@ from bench_environment import ProcessContainer, ValkeyContainer, environment, wa
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CONCURRENCY = 2
-_WORKER = ["celery", "-A", "bench_app", "worker", "-P", "prefork", "-c", str(CONCURRENCY), "-l", "warning"]
+_WORKER = ["celery", "-A", "bench_app", "worker", "-P", "prefork", "-l", "warning", "--without-gossip", "--without-mingle"]
 _QUEUE = "celery"
 _END = "the-end-of-the-drain"
 #: Makes the messages in a process of its own: a plain publisher has nothing of the package, and none stays to hear results.
@@ -37,7 +36,7 @@ class Drain(NamedTuple):
     child_cpu: float
     main_cpu: float
     server_cpu: float
-    #: Part of the machine's CPU time that neither the worker, nor the server, nor the benchmark itself has used.
+    #: Part of the machine's CPU time that neither the worker, nor the server, nor the benchmark itself has got.
     others: float
     #: EVALSHA and EVAL together, as the server counts them.
     script_calls: int
@@ -50,12 +49,13 @@ class Drain(NamedTuple):
 class WorkerBench:
     """Publishes each variant's messages once, and lets workers drain the same messages from an otherwise empty server."""
 
-    def __init__(self, server: ValkeyContainer, tasks: int) -> None:
+    def __init__(self, server: ValkeyContainer, tasks: int, concurrency: int) -> None:
         url = self._url = server.url
         self._server = server.pid
         self.client = redis.Redis.from_url(url)
         self._address = "127.0.0.1", server.port
         self._tasks = tasks
+        self._concurrency = concurrency
         self._messages: dict[str, list[bytes]] = {}
         #: Script calls while each variant's messages were published.
         self.at_publish = {variant: self._publish(variant) for variant in VARIANTS}
@@ -77,7 +77,7 @@ class WorkerBench:
         readings = Path(tempfile.mkdtemp(prefix="sf-meter-"))
         worker = ProcessContainer(
             "bench",
-            [sys.executable, "-m", *_WORKER, "--without-gossip", "--without-mingle"],
+            [sys.executable, "-m", *_WORKER, "-c", str(self._concurrency)],
             self._environment(variant, BENCH_METER=str(readings), C_FORCE_ROOT="1"),
         )
         try:
@@ -99,7 +99,7 @@ class WorkerBench:
             worker.teardown()
         noted = [reading for reading in meter.read(readings) if reading.count]
         ran = sum(reading.count for reading in noted)
-        if ran != self._tasks or len(noted) > CONCURRENCY:
+        if ran != self._tasks or len(noted) > self._concurrency:
             raise AssertionError(f"{self._tasks} tasks ran {ran} times in {len(noted)} processes:\n{worker.logs()}")
         children_cpu = sum(reading.last_cpu - reading.first_cpu for reading in noted)
         return Drain(

@@ -1,6 +1,6 @@
 """The benchmarks: protected tasks beside plain Celery and beside a redis-py Lock in the body, as ratios of one run.
 
-    python tests/benchmarks/run.py [--quick] [--pairs N] [--tasks N] [--json FILE]
+    python tests/benchmarks/run.py [--quick] [--pairs N] [--tasks N] [--concurrency N] [--json FILE]
 
 Starts its own server and workers. Says how each bound of the design is met, and fails only where no clock is asked: when a
 run makes other script calls than its two, or a publish makes one.
@@ -23,7 +23,7 @@ from bench_environment import ValkeyContainer
 from bench_import import added_by_import
 from bench_publish import added_at_publish
 from bench_statistics import estimate
-from bench_worker import CONCURRENCY, WorkerBench
+from bench_worker import WorkerBench
 
 from celery_singleflight.script import load
 
@@ -43,6 +43,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="tiny numbers: shows that it works, measures nothing")
     parser.add_argument("--pairs", type=int, help="how many rounds of plain, protected and lock (10)")
     parser.add_argument("--tasks", type=int, help="tasks of each variant in a round (2500)")
+    parser.add_argument("--concurrency", type=int, default=2, help="pool children of the worker (2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured, each round")
     options = parser.parse_args()
     pairs = options.pairs or (1 if options.quick else 10)
@@ -54,11 +55,13 @@ def main() -> int:
     try:
         server.ready()
         report.say(
-            f"Python {platform.python_version()}, {os.cpu_count()} CPUs: {pairs} rounds of {tasks} tasks that do nothing, each "
-            f"variant in turn\non one prefork worker -c {CONCURRENCY}, messages published first. Medians, and [95 % interval "
-            "of the median by bootstrap]." + ("\nQuick: so few that the times mean nothing." if options.quick else "")
+            f"Python {platform.python_version()}, {os.cpu_count()} CPUs: {pairs} rounds of {tasks} tasks that do nothing, "
+            f"each variant in turn\non one prefork worker -c {options.concurrency}, messages published first. "
+            "Medians, and [95 % interval of the median by bootstrap]."
         )
-        _workers(report, WorkerBench(server, tasks), pairs)
+        if options.quick:
+            report.say("Quick: so few that the times mean nothing.")
+        _workers(report, WorkerBench(server, tasks, options.concurrency), pairs)
         _publish(report, server.url, repeats * 20)
     finally:
         server.teardown()
@@ -117,7 +120,7 @@ def _workers(report: Report, bench: WorkerBench, pairs: int) -> None:
     for variant, bound in (("protected", f">= {LEAST_THROUGHPUT}"), ("lock", "")):
         ratios = [own.per_second / plain.per_second for own, plain in zip(by[variant], by["plain"], strict=True)]
         report.line(f"{variant} / plain", ratios, bound)
-    report.line("CPU taken by other processes", [drain.others for drained in rounds for drain in drained.values()])
+    report.line("part of the machine that others took", [drain.others for drained in rounds for drain in drained.values()])
 
     report.title("CPU time per task, µs")
     for variant in VARIANTS:
