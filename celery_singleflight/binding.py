@@ -13,8 +13,9 @@ from celery_singleflight.canonical import digest
 from celery_singleflight.coordination import Coordination, coordination
 from celery_singleflight.errors import Contended, OptionError
 from celery_singleflight.keys import LockKey
-from celery_singleflight.options import check_names, read_options
+from celery_singleflight.options import read_options
 from celery_singleflight.scope import Arguments, compile_scope
+from celery_singleflight.spelling import check_settings, check_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,11 +45,12 @@ class Binding:
         own = [cls for cls in task.__mro__ if not issubclass(base, cls)]
         _refuse_traps(name, task, own)
         conf = app.conf
-        check_names(name, _attributes(own, base), conf, conf.__dict__.get("prefix"))
+        check_task(name, _attributes(own, base))
+        check_settings(conf, conf.__dict__.get("prefix"))
         self.app = app
         self.name = name
         self.options = read_options(name, lambda option: getattr(task, option, None), conf)
-        self.arguments = Arguments(name, _signature(task))
+        self.arguments = Arguments(_signature(task))
         self._scope = compile_scope(f"task {name}, lock_on", self.options.lock_on, self.arguments)
         self._execution_parts = (
             compile_scope(f"task {name}, idempotent_on", self.options.idempotent_on, self.arguments)
@@ -93,15 +95,16 @@ class Binding:
         if self._execution_parts is None:
             return None
         parts = self._execution_parts(self.arguments.bind(args, kwargs))
-        if len(parts) == 1 and isinstance(parts[0], str) and parts[0]:
-            return parts[0]
-        return LockKey.of("", parts).text
+        text = parts[0] if len(parts) == 1 and not isinstance(self.options.idempotent_on, tuple) else None
+        # A text is the key as it is, unless it could be taken for the canonical form of something else.
+        return text if isinstance(text, str) and text and text[0] != "[" else LockKey.of("", parts).text
 
     def max_hold(self, time_limit: float | None) -> float:
         """Return the bound on a lease's age, in seconds; by default the hard time limit and ten seconds."""
         if self.options.max_hold is not None:
             return self.options.max_hold
-        return time_limit + 10.0 if time_limit else math.inf
+        limit: float | None = time_limit or self.app.conf.task_time_limit
+        return limit + 10.0 if limit else math.inf
 
 
 def arguments_digest(args: Any, kwargs: Mapping[str, Any]) -> str:

@@ -75,7 +75,8 @@ def _plain_mapping(value: Mapping[object, object]) -> dict[str, object]:
 
 def _plain_key(key: object) -> str:
     form = plain(key)
-    return form if type(form) is str else _encode(form)
+    text = form if type(form) is str else _encode(form)
+    return "$" + text if text.startswith("$") else text  # one dollar marks what is no JSON
 
 
 def _plain_object(value: object) -> object:

@@ -26,6 +26,7 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
     TryAgainError,
 )
+from redis.sentinel import MasterNotFoundError
 
 from celery_singleflight.errors import ConfigurationError, ScriptError, StoreUnavailable
 
@@ -55,7 +56,8 @@ _TRANSIENT: Final = (
 )
 #: What redis-py has no class for, and what Redis 6.2 wraps into an error of the script.
 _TRANSIENT_REPLIES: Final = re.compile(
-    r"^(BUSY|MISCONF|NOREPLICAS|UNBLOCKED)\b|: -(CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOREPLICAS|OOM|READONLY)\b"
+    r"^(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOREPLICAS|TRYAGAIN|UNBLOCKED)\b"
+    r"|: -(CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOREPLICAS|OOM|READONLY)\b"
 )
 
 
@@ -87,7 +89,7 @@ class DirectConnections:
     spans_slots = True
 
     def __init__(self, pool: ConnectionPool) -> None:
-        self._pool = pool
+        self._pool: Any = pool
         self._idle: list[Any] = []
         self._pid = os.getpid()
 
@@ -123,8 +125,6 @@ class DirectConnections:
         connection = self._take()
         answers: list[Any] = []
         try:
-            if not connection.is_connected:
-                connection.connect()  # here, and not in the sending, Sentinel is asked
             connection.send_packed_command(packed, check_health=False)
             while len(answers) < replies:
                 try:
@@ -148,7 +148,9 @@ class DirectConnections:
         try:
             return self._idle.pop()
         except IndexError:
-            return self._pool.make_connection()
+            connection = self._pool.make_connection()
+            connection.connect()  # here Sentinel is asked, which sending would not
+            return connection
 
 
 class ClientConnections:
@@ -196,7 +198,9 @@ def _persist(once: Callable[[Script, int, Sequence[Value]], Any], script: Script
             failure = error
         except RedisError as error:
             failure = error
-    raise StoreUnavailable(f"the store did not run {script.name} in {len(_PAUSES)} attempts: {failure}") from failure
+    # What redis-py says of Sentinels may quote their password.
+    said = "no Sentinel names a primary" if isinstance(failure, MasterNotFoundError) else failure
+    raise StoreUnavailable(f"the store did not run {script.name} in {len(_PAUSES)} attempts: {said}") from failure
 
 
 def _or_error(run: Callable[[Script, int, Sequence[Value]], Any], script: Script, keys: int, values: Sequence[Value]) -> Any:

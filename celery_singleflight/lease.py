@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextvars import ContextVar
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 from celery_singleflight.errors import FencingUnavailable, LeaseLost
@@ -115,7 +116,7 @@ class Execution:
 class Holding:
     """A place in the context: this lease is held here, for this execution and task, inside of what was held before."""
 
-    __slots__ = ("execution", "lease", "outer", "request_id", "task")
+    __slots__ = ("execution", "lease", "outer", "request_id", "task", "thread")
 
     def __init__(
         self, lease: Lease, execution: Execution | None = None, task: object = None, request_id: str | None = None
@@ -124,6 +125,7 @@ class Holding:
         self.execution = execution
         self.task = task
         self.request_id = request_id
+        self.thread = get_ident()
         self.outer = _innermost.get()
 
     def __enter__(self) -> Lease:
@@ -139,16 +141,16 @@ _innermost: ContextVar[Holding | None] = ContextVar("singleflight_holding", defa
 
 def holdings() -> Iterator[Holding]:
     """Yield what is held in this context, from the innermost outwards."""
-    holding = _innermost.get()
-    while holding is not None:
+    holding, thread = _innermost.get(), get_ident()
+    # Where threads inherit the context they still do not inherit the lease.
+    while holding is not None and holding.thread == thread:
         yield holding
         holding = holding.outer
 
 
 def current_lease() -> Lease | None:
     """Return the innermost lease held in this context, or None. A thread started by a body is a context of its own."""
-    holding = _innermost.get()
-    return holding.lease if holding else None
+    return next((holding.lease for holding in holdings()), None)
 
 
 def current_execution() -> Execution | None:

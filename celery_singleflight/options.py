@@ -1,31 +1,23 @@
-"""The one list of options and settings, and how a wrong one is refused."""
+"""The one list of options and settings, and what each may be."""
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 from celery_singleflight.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
-__all__ = (
-    "CALL_OPTIONS",
-    "OPTIONS",
-    "SETTINGS",
-    "Option",
-    "TaskOptions",
-    "check_names",
-    "read_options",
-    "refuse_call_options",
-)
+__all__ = ("CALL_OPTIONS", "OPTIONS", "PREFIX", "SETTINGS", "TASK_OPTIONS", "Option", "TaskOptions", "read_options")
 
 #: In the Celery settings every option has its app-wide default under this prefix.
 PREFIX: Final = "singleflight_"
+#: In the design, not in this version.
+_LATER_POLICIES: Final = ("queue", "coalesce", "replace", "join")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +48,8 @@ class Option:
         except (TypeError, ValueError):
             checked = None
         if checked is None:
-            is_later = self.name == "contention_policy" and value in LATER_POLICIES
-            note = f"; {value!r} is planned and not in this version" if is_later else _meant(value, self)
+            is_later = self.name == "contention_policy" and value in _LATER_POLICIES
+            note = f"; {value!r} is planned and not in this version" if is_later else _nearest_word(value, self)
             raise OptionError(f"{where}: expected {self.expected}, got {value!r}{note}")
         return checked
 
@@ -69,6 +61,10 @@ def _one_of(*words: str) -> Callable[[Any], Any]:
 def _seconds(value: Any, least: float) -> float | None:
     number = float(value)
     return number if not isinstance(value, bool | str) and number >= least and not math.isnan(number) else None
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _text(value: Any) -> str | None:
@@ -93,9 +89,9 @@ OPTIONS: Final[dict[str, Option]] = {
     option.name: option
     for option in (
         Option("lock_on", None, _RECIPE, _recipe),
-        Option("lock_name", None, "a name that is not empty", _text),
+        Option("lock_name", None, "a text that is not empty", _text),
         Option("lock_limit", 1, "a whole number from 1 to 10000", _count),
-        Option("lease_ttl", 30.0, "seconds, at least 0.5", lambda value: _finite(_seconds(value, 0.5))),
+        Option("lease_ttl", 30.0, "a finite number of seconds, at least 0.5", lambda value: _finite(_seconds(value, 0.5))),
         Option("max_hold", None, "seconds, at least 1, or inf for no bound", lambda value: _seconds(value, 1)),
         Option(
             "contention_policy",
@@ -109,48 +105,18 @@ OPTIONS: Final[dict[str, Option]] = {
         Option("skip_result", None, "any value", lambda value: value),
         Option("idempotent_on", None, _RECIPE, _recipe),
         Option("execution_key", None, "a text that is not empty", _text, call=True),
-        Option("result_ttl", 86400.0, "seconds from 0", lambda value: _finite(_seconds(value, 0))),
+        Option("result_ttl", 86400.0, "a finite number of seconds from 0", lambda value: _finite(_seconds(value, 0))),
     )
 }
-#: Given per call only: one key for every call of a task would make it run once for ever.
-_ONLY_PER_CALL: Final = {"execution_key"}
 CALL_OPTIONS: Final = {name: option for name, option in OPTIONS.items() if option.call}
+#: All but what is given per call only: one execution key for every call of a task would make it run once for ever.
+TASK_OPTIONS: Final = {name: option for name, option in OPTIONS.items() if name != "execution_key"}
 
 #: Settings of the app that are not a task option.
 SETTINGS: Final[dict[str, str]] = {
     "singleflight_url": "a URL such as redis://host:6379/0",
     "singleflight_transport_options": "a mapping of redis-py connection arguments",
     "singleflight_key_prefix": "a text without braces",
-}
-
-#: In the design, not in this version. Refused by name, so that nobody relies on what is not there.
-LATER: Final = frozenset(
-    {
-        "failure_policy",
-        "freshness",
-        "full_policy",
-        "max_deliveries",
-        "max_pending",
-        "min_hold",
-        "rates",
-        "store_error_policy",
-        "uncertain_policy",
-    }
-)
-LATER_POLICIES: Final = ("queue", "coalesce", "replace", "join")
-
-#: Names with these beginnings are ours.
-_FAMILIES: Final = ("lease_", "contention_", "idempotent_", "idempotency_", "singleflight_")
-#: What people write who come from elsewhere.
-_GUESSES: Final = {
-    "lock_args": "lock_on",
-    "lock_by": "lock_on",
-    "lock_expiry": "lease_ttl",
-    "lock_key": "lock_on",
-    "lock_scope": "lock_on",
-    "lock_timeout": "lease_ttl",
-    "lock_ttl": "lease_ttl",
-    "unique_on": "lock_on",
 }
 
 
@@ -186,72 +152,7 @@ def read_options(task_name: str, given: Callable[[str], Any], conf: Mapping[str,
     return TaskOptions(**values)
 
 
-def check_names(task_name: str, attributes: Iterable[str], settings: Iterable[str], prefix: str | None) -> None:
-    """Refuse an attribute or setting that looks like one of ours and is none.
-
-    `prefix` is the namespace of the Celery settings, such as `CELERY_`. Raises `OptionError`.
-    """
-    task_options = [name for name in OPTIONS if name not in _ONLY_PER_CALL]
-    for name in attributes:
-        if name in _ONLY_PER_CALL:
-            raise OptionError(
-                f"task {task_name}: {name} is given per call, in apply_async; for a key made from the arguments use "
-                "idempotent_on"
-            )
-        if name not in task_options and (_is_ours(name) or _nearest(name, task_options, 0.85)):
-            _refuse(f"task {task_name}", name, task_options, "")
-    known = {*SETTINGS, *(OPTIONS[name].setting for name in task_options)}
-    for name in settings:
-        bare = name.removeprefix(prefix) if prefix else name
-        lower = bare.lower()
-        if not lower.startswith(PREFIX):
-            continue
-        if lower not in known:
-            _refuse("the Celery settings", name, known, PREFIX)
-        spelled = lower if not prefix else prefix + (lower.upper() if prefix.isupper() else lower)
-        if name not in {spelled, lower}:
-            raise OptionError(f"the Celery settings: {name} is not read; write {spelled}")
-
-
-def refuse_call_options(task_name: str, names: Iterable[str]) -> None:
-    """Refuse what is given to a call and looks like a call option of ours. Raises `OptionError`."""
-    for name in names:
-        if name in OPTIONS:
-            raise OptionError(
-                f"call of {task_name}: {name} is an option of the task, not of a call; per call there are "
-                f"{', '.join(sorted(CALL_OPTIONS))}"
-            )
-        if _resembles_call_option(name):
-            _refuse(f"call of {task_name}", name, CALL_OPTIONS, "")
-
-
-@functools.cache
-def _resembles_call_option(name: str) -> bool:
-    return _is_ours(name) or _nearest(name, CALL_OPTIONS, 0.85) is not None
-
-
-def _is_ours(name: str) -> bool:
-    return name in LATER or name in _GUESSES or name.startswith(_FAMILIES)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _refuse(where: str, name: str, known: Iterable[str], prefix: str) -> NoReturn:
-    lower = name.lower()
-    if lower.rpartition(prefix)[2] in LATER if prefix else lower in LATER:
-        raise OptionError(f"{where}: {name} is planned and not in this version; expected one of {', '.join(sorted(known))}")
-    nearest = _GUESSES.get(name) or _nearest(lower, known, 0.5)
-    meant = f"; did you mean {nearest}?" if nearest else ""
-    raise OptionError(f"{where}: there is no {name}, expected one of {', '.join(sorted(known))}{meant}")
-
-
-def _nearest(name: str, known: Iterable[str], likeness: float) -> str | None:
-    return next(iter(get_close_matches(name, known, n=1, cutoff=likeness)), None)
-
-
-def _meant(value: Any, option: Option) -> str:
+def _nearest_word(value: Any, option: Option) -> str:
     words = option.expected.replace("'", "").replace(" or ", ", ").split(", ")
-    nearest = _nearest(value, words, 0.6) if isinstance(value, str) and "'" in option.expected else None
-    return f"; did you mean {nearest!r}?" if nearest else ""
+    nearest = get_close_matches(value, words, n=1) if isinstance(value, str) and "'" in option.expected else None
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""

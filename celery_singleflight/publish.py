@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from celery_singleflight import headers as header
 from celery_singleflight.binding import arguments_digest
 from celery_singleflight.errors import SingleflightError
-from celery_singleflight.options import CALL_OPTIONS, refuse_call_options
+from celery_singleflight.options import CALL_OPTIONS
+from celery_singleflight.spelling import check_call
 
 if TYPE_CHECKING:
     from celery_singleflight.binding import Binding
@@ -26,7 +27,7 @@ def move_call_options(task_name: str, options: dict[str, Any], *, strict: bool) 
     """
     if strict:
         stamps = options.get("stamped_headers") or ()
-        refuse_call_options(task_name, (name for name in options if name not in CALL_OPTIONS and name not in stamps))
+        check_call(task_name, (name for name in options if name not in CALL_OPTIONS and name not in stamps))
     moved = {}
     for name, option in CALL_OPTIONS.items():
         value = options.pop(name, None)

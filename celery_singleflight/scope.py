@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery_singleflight.canonical import canonical, plain
 from celery_singleflight.errors import LockKeyError, OptionError
+from celery_singleflight.spelling import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +24,7 @@ _STEP: Final = re.compile(r"\.(\w+)|\[(\w+)\]")
 class Arguments:
     """The signature of a task's own function, `self` apart."""
 
-    def __init__(self, task_name: str, signature: inspect.Signature) -> None:
-        self._task_name = task_name
+    def __init__(self, signature: inspect.Signature) -> None:
         self._signature = signature
         kinds = [parameter.kind for parameter in signature.parameters.values()]
         self.is_open = inspect.Parameter.VAR_KEYWORD in kinds
@@ -54,9 +54,11 @@ class Arguments:
         """Raise `OptionError` unless each of these names is an argument of the task."""
         for name in names:
             if name not in self.names and not self.is_open:
+                meant = nearest(name, self.names)
                 raise OptionError(
-                    f"{option}: there is no argument {name}, expected "
-                    f"{', '.join(self.names) or 'none, the task has no arguments'}"
+                    f"{option}: there is no argument {name}; "
+                    + (f"did you mean {meant}? " if meant else "")
+                    + (f"Expected one of {', '.join(self.names)}" if self.names else "The task has no arguments")
                 )
 
 
@@ -100,6 +102,11 @@ def _template(option: str, template: str, arguments: Arguments) -> Callable[[Map
             )
         arguments.require(option, [match[1]])
         parts.append((literal, match[1], [a or b for a, b in _STEP.findall(match[2])], spec or ""))
+    if template in arguments.names:
+        raise OptionError(
+            f"{option}: {template!r} is a template without a field, so every call would have one key; did you mean "
+            f"({template!r},) or '{{{template}}}'?"
+        )
     if not any(name for _, name, _, _ in parts):
         raise OptionError(
             f"{option}: {template!r} names no argument, so every call would have one key; expected a field such as "

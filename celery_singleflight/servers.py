@@ -45,8 +45,10 @@ def connect(url: str, options: Mapping[str, Any]) -> Connections:
             return _direct(_sentinel_pool(url, master, settings))
         if scheme in _SCHEMES:
             first = rest.split(";", 1)[0]
+            if scheme in ("redis", "rediss"):
+                int(urlsplit(f"{scheme}://{first}").path.strip("/") or 0)  # redis-py would take any other text for database 0
             return _direct(redis.ConnectionPool.from_url(_from_celery(_SCHEMES[scheme], first), **settings))
-    except ValueError as error:
+    except (ValueError, redis.RedisError) as error:
         # What the parser says may quote a part of the password.
         raise ConfigurationError(
             f"singleflight_url {without_password(url)} cannot be used: expected "
@@ -62,7 +64,10 @@ def _direct(pool: redis.ConnectionPool) -> DirectConnections:
     try:
         pool.make_connection()  # it opens nothing, and says now what the first script would say
     except TypeError as error:
-        raise ConfigurationError(f"setting singleflight_transport_options: {error}") from error
+        raise ConfigurationError(
+            "the arguments of singleflight_url and singleflight_transport_options: expected those of a redis-py connection, "
+            f"got one that it does not take: {str(error).rpartition(' ')[2]}"
+        ) from error
     return DirectConnections(pool)
 
 
@@ -95,7 +100,7 @@ def _sentinel_pool(url: str, master: str | None, settings: dict[str, Any]) -> re
         "password": unquote(first.password) if first.password else None,
         "db": int(first.path.strip("/") or 0),
     }
-    sentinel_settings = settings.pop("sentinel_kwargs", None)
+    sentinel_settings = {**_TIMEOUTS, "retry": settings["retry"], **(settings.pop("sentinel_kwargs", None) or {})}
     sentinel = redis.sentinel.Sentinel(
         [(server.hostname, server.port or 26379) for server in servers], sentinel_kwargs=sentinel_settings, **settings
     )

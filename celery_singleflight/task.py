@@ -148,16 +148,29 @@ def _adapt(cls: type[SingleflightTask], app: Celery) -> None:
     on_retry = inspect.getattr_static(cls, "on_retry")
     if on_retry is not Task.on_retry and not hasattr(on_retry, "is_quiet"):
         cls.on_retry = quiet_contention(on_retry)
-    before_start = inspect.getattr_static(cls, "before_start")
-    if before_start is not Task.before_start:
-        cls.own_before_start = before_start
-        cls.before_start = Task.before_start
+    _postpone_before_start(cls)
     _stand_around(cls)
     for fixup in getattr(app, "_fixups", ()):
         if type(fixup).__name__ == "DjangoFixup" and not hasattr(cls, "delay_on_commit"):
             django_task = symbol_by_name("celery.contrib.django.task:DjangoTask")
             for method in ("delay_on_commit", "apply_async_on_commit"):
                 setattr(cls, method, getattr(django_task, method))
+
+
+def _postpone_before_start(cls: type[SingleflightTask]) -> None:
+    """Let the run call `before_start` under its lease, and not Celery for each delivery."""
+    found = inspect.getattr_static(cls, "before_start")
+    own = getattr(found, "postponed", found)
+    if own is Task.before_start or ("before_start" in vars(cls) and found is not own):
+        return
+
+    def before_start(self: SingleflightTask, *args: Any, **kwargs: Any) -> None:
+        if type(self) is not cls:  # `super().before_start(…)` of a task derived from this one
+            own(self, *args, **kwargs)
+
+    before_start.postponed = own  # type: ignore[attr-defined]
+    cls.own_before_start = own
+    cls.before_start = before_start
 
 
 def _stand_around(cls: type[SingleflightTask]) -> None:

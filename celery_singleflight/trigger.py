@@ -12,8 +12,9 @@ from celery.exceptions import Ignore
 from celery_singleflight import headers as header
 from celery_singleflight.binding import arguments_digest
 from celery_singleflight.claims import Claim, OnHeld, Record
+from celery_singleflight.errors import OptionError
 from celery_singleflight.keys import LockKey
-from celery_singleflight.options import CALL_OPTIONS
+from celery_singleflight.options import CALL_OPTIONS, PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 _RETRIES: Final = 1 << 20
 #: Seconds for which a delivery that comes after its trigger has ended leaves the rest to the one that ended it.
 _GRACE: Final = 5.0
+_HEADERS: Final = {header.KEY, header.DIGEST, *header.OF_A_WAIT, *(option.header for option in CALL_OPTIONS.values())}
 _ON_HELD: Final[dict[str, OnHeld]] = {"requeue": "wait", "skip": "skip", "reject": "reject"}
 
 
@@ -53,7 +55,7 @@ class Trigger:
         self.kwargs = kwargs
         self.headers: dict[str, Any] = request.headers or {}
         #: How often the trigger has been requeued before.
-        self.waits = int(self.headers.get(header.WAITS, 0))
+        self.waits = self._waits()
         options = binding.options
         policy = self._call_option("contention_policy") or options.contention_policy
         wait = self._call_option("wait_timeout")
@@ -115,6 +117,15 @@ class Trigger:
         """
         logger.info("%s[%s] %s", self.task.name, self.request.id, why)
         raise Ignore(why)
+
+    def _waits(self) -> int:
+        for name in self.headers:
+            if name.startswith(PREFIX) and name not in _HEADERS:
+                logger.warning("%s[%s] has a header %s, which means nothing here", self.task.name, self.request.id, name)
+        waits = self.headers.get(header.WAITS, 0)
+        if not isinstance(waits, int):
+            raise OptionError(f"header {header.WAITS} of {self.task.name}: expected a whole number, got {waits!r}")
+        return waits
 
     def _lock_key(self) -> LockKey:
         binding, name = self.binding, self.task.name
