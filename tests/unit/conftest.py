@@ -101,13 +101,13 @@ class Place:
 
     def holders(self, key: LockKey) -> list[str]:
         """Owner tokens in the lease of that key, expired or not."""
-        return self.client.zrange(self.store.keys.lock(key).lease, 0, -1)
+        return list(self.client.hgetall(self.store.keys.lock(key).lease))
 
     def take_away(self, key: LockKey) -> None:
         """Give the lease of that key to somebody else, as if its holder had been away for longer than its lease."""
         names = self.store.keys.lock(key)
-        self.client.delete(names.lease, names.holders)
-        self.client.zadd(names.lease, {"somebody else": 9_999_999_999_999})
+        self.client.delete(names.lease)
+        self.client.hset(names.lease, "somebody else", "9999999999999\n1000000000000\n1\nsomewhere\nelse")
         self.client.incrby(names.fence, 1_000_000)
 
 

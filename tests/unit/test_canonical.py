@@ -194,6 +194,23 @@ def test_what_is_no_value_is_refused(value):
         canonical(value)
 
 
+@pytest.mark.parametrize(
+    "value", [b"a", timedelta(1), {1, 2}, Money(3), {"$a": 1}, {"$": {"$$": b""}}, {Colour.RED: b"a"}], ids=kind
+)
+def test_what_json_cannot_say_is_not_the_mapping_that_stands_for_it(value):
+    forms = [canonical(value)]
+    for _ in range(3):
+        forms.append(canonical(json.loads(forms[-1])))
+    assert len(set(forms)) == 4
+    assert len({canonical([form]) for form in map(json.loads, forms)}) == 4
+
+
+def test_a_key_that_begins_with_a_dollar_gets_one_more():
+    assert canonical(b"a") == '{"$bytes":"YQ=="}'
+    assert canonical({"$bytes": "YQ=="}) == '{"$$bytes":"YQ=="}'
+    assert canonical({"$$bytes": "YQ==", "a$": 1}) == '{"$$$bytes":"YQ==","a$":1}'
+
+
 @pytest.mark.parametrize("mapping", [{1: "a", "1": "b"}, {True: "a", "true": "b"}, {None: 1, "null": 2}])
 def test_two_keys_of_one_json_form_are_refused(mapping):
     with pytest.raises(LockKeyError) as caught:
@@ -221,7 +238,9 @@ scalars = st.one_of(
 values = st.recursive(
     scalars,
     lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.tuples(inner, inner), st.dictionaries(st.text() | st.integers(), inner, max_size=4)
+        st.lists(inner, max_size=4),
+        st.tuples(inner, inner),
+        st.dictionaries(st.text() | st.text("$a", min_size=1) | st.integers(), inner, max_size=4),
     ),
     max_leaves=12,
 )
@@ -253,6 +272,14 @@ def _has_one_form(value):
     return True
 
 
+def _has_a_dollar_key(data):
+    if isinstance(data, list):
+        return any(map(_has_a_dollar_key, data))
+    if isinstance(data, dict):
+        return any(key.startswith("$") or _has_a_dollar_key(item) for key, item in data.items())
+    return False
+
+
 @pytest.mark.parametrize(
     ("value", "serializers"),
     [
@@ -280,10 +307,11 @@ def test_what_a_serializer_takes_keeps_its_form(value, serializers):
 
 
 @given(value=values)
-def test_the_form_is_made_of_itself(value):
+def test_the_form_is_made_of_itself_but_for_what_a_dollar_marks(value):
     assume(_has_one_form(value))
     form = canonical(value)
-    assert canonical(json.loads(form)) == form
+    data = json.loads(form)
+    assert (canonical(data) == form) == (not _has_a_dollar_key(data))
 
 
 plain_values = st.recursive(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import threading
 
@@ -316,6 +317,52 @@ def test_another_thread_is_another_context(place):
         thread.join()
     assert seen[0] is None
     assert isinstance(seen[1], Contended)
+
+
+def test_a_thread_that_got_a_copy_of_the_context_got_no_lease(place):
+    seen = {}
+
+    def look(task):
+        seen["lease"], seen["execution"] = current_lease(), current_execution()
+        for name in ("lease", "execution"):
+            try:
+                getattr(task, name)
+            except SingleflightError as error:
+                seen[f"task's {name}"] = str(error)
+        try:
+            task("k")
+        except Contended as error:
+            seen["call"] = error.lock_key
+        with lock(task.app, "other") as own:
+            seen["own"] = current_lease() is own
+        seen["after its own"] = current_lease()
+
+    def outer(self, key):
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=context.run, args=(look, self))
+        thread.start()
+        thread.join()
+        assert not context.run(lambda: current_lease() is None)  # the context has it; it was the thread that had not
+        return self.lease is current_lease()
+
+    task = place.task(outer, bind=True, wait_timeout=0)
+    assert task("k") is True
+    assert seen == {
+        "lease": None,
+        "execution": None,
+        "task's lease": f"{task.name} has a lease only while its body runs, in the thread that runs it",
+        "task's execution": f"{task.name} has an execution only while its body runs, in the thread that runs it",
+        "call": f'{task.name}["k"]',
+        "own": True,
+        "after its own": None,
+    }
+
+
+def test_a_coroutines_thread_got_no_lease(place):
+    """As `asyncio.to_thread` does, which copies the context by itself."""
+    with lock(place.app, "billing") as lease:
+        assert asyncio.run(asyncio.to_thread(current_lease)) is None
+        assert current_lease() is lease
 
 
 def test_threads_take_turns(place):

@@ -357,12 +357,16 @@ def test_the_execution_key_is_the_task_id_unless_there_is_another(place):
     ("recipe", "key"),
     [
         ("settle:{tenant_id}:{day}", "settle:7:monday"),
-        (("day",), "monday"),
+        (("day",), '["monday"]'),
         (("tenant_id",), "[7]"),
         (("tenant_id", "day"), '[7,"monday"]'),
         ((), "[]"),
         (lambda tenant_id: tenant_id * 2, "[14]"),
+        (lambda day: day, "monday"),
+        (lambda day: [day], "monday"),
         (lambda day: "", '[""]'),
+        (lambda tenant_id: f"[{tenant_id}]", '["[7]"]'),
+        ("[{tenant_id}]", '["[7]"]'),
     ],
 )
 def test_an_execution_key_is_the_text_it_is_made_of_or_its_canonical_form(place, recipe, key):
@@ -370,3 +374,46 @@ def test_an_execution_key_is_the_text_it_is_made_of_or_its_canonical_form(place,
         return current_execution().key
 
     assert place.task(work, idempotent_on=recipe)(7, "monday") == key
+
+
+def work_on(place, recipe):
+    """A task that returns its execution key, and has one argument to make it of."""
+
+    def work(v):
+        return current_execution().key
+
+    return place.task(work, name="shop.work", idempotent_on=recipe)
+
+
+#: The key of each is the text of another one, where brackets and quotes are not kept apart.
+ALIKE = [7, "7", "[7]", '["7"]', '["[7]"]', "", '[""]', "null", "[null]", '["null"]', "[]", "[", "]"]
+
+
+@pytest.mark.parametrize("recipe", [("v",), lambda v: v, lambda v: [v]], ids=["name", "value", "list"])
+def test_an_execution_key_of_one_value_never_is_that_of_another(place, recipe):
+    values = [*ALIKE, [7], ["[7]"], [""], [], None, [None]] if recipe == ("v",) else ALIKE
+    task = work_on(place, recipe)
+    keys = [task._binding.execution_key((value,), {}) for value in values]
+    assert len(set(keys)) == len(keys)
+
+
+def test_an_execution_key_that_a_template_writes_never_is_that_of_another_text(place):
+    task = work_on(place, "{v}")
+    texts = [value for value in ALIKE if isinstance(value, str)]
+    keys = [task._binding.execution_key((text,), {}) for text in texts]
+    assert len(set(keys)) == len(keys)
+    assert keys[:4] == ["7", '["[7]"]', r'["[\"7\"]"]', r'["[\"[7]\"]"]']
+
+
+def test_one_who_is_named_like_the_key_of_another_runs_as_itself(place):
+    bodies = []
+
+    def pay(v):
+        bodies.append(v)
+        return repr(v)
+
+    task = place.task(pay, idempotent_on=("v",))
+    results = [task.delay(v) for v in (7, "[7]", 7, "[7]")]
+    place.deliver_all()
+    assert [result.get(timeout=1) for result in results] == ["7", "'[7]'"] * 2
+    assert bodies == [7, "[7]"]

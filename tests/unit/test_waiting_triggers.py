@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime
 
 import pytest
 from celery import states
 
-from celery_singleflight import Contended, WaitTimeout, signals
+from celery_singleflight import Contended, OptionError, WaitTimeout, signals
 from celery_singleflight.claims import Outcome
 
 COPY, PREVIOUS = "singleflight_copy", "singleflight_previous"
@@ -251,3 +252,38 @@ def test_a_receiver_that_fails_breaks_nothing(place, task, runs, name):
         signal.disconnect(fail)
     assert result.get(timeout=1) == 5
     assert len(runs) == 1
+
+
+@pytest.mark.parametrize("waits", ["x", "1", 1.0, None, [1]], ids=repr)
+def test_waits_of_a_foreign_publisher_that_are_no_number_fail_the_trigger(place, task, runs, waits):
+    result = task.delay("k")
+    (message,) = place.messages()
+    message.headers[WAITS] = waits
+    place.deliver(message)
+    assert isinstance(result.result, OptionError)
+    assert str(result.result) == f"header singleflight_waits of {task.name}: expected a whole number, got {waits!r}"
+    assert (runs, place.messages()) == ([], [])
+
+
+def test_a_header_of_ours_that_means_nothing_is_logged_and_stops_nothing(place, task, runs, caplog):
+    result = task.apply_async(
+        ("k", 5), headers={"singleflight_contention_polcy": "skip", "contention_polcy": "skip", "mine": 1}
+    )
+    (message,) = place.messages()
+    with caplog.at_level(logging.WARNING, "celery_singleflight"):
+        place.deliver(message)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{task.name}[{result.id}] has a header singleflight_contention_polcy, which means nothing here"
+    ]
+    assert result.get(timeout=1) == 5
+
+
+def test_a_header_of_ours_that_means_something_is_not_logged(place, task, runs, caplog):
+    task.apply_async(("k",), contention_policy="requeue", wait_timeout=60, execution_key="x", link=task.si("after"))
+    (message,) = place.messages()
+    with caplog.at_level(logging.WARNING, "celery_singleflight"):
+        message = contend(place, task, message)
+        message = contend(place, task, message)
+        place.deliver(message)
+    assert len(runs) == 1
+    assert caplog.records == []
