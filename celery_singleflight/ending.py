@@ -40,7 +40,7 @@ def finish(
     """
     place.heartbeat.drop(lease.owner, record)
     give_up_at = time.monotonic() + lease.ttl
-    reasons = json.dumps([reason] if reason else [])
+    reasons = json.dumps([reason]) if reason else "[]"
     interruption: BaseException | None = None
     while True:
         try:

@@ -52,7 +52,6 @@ class LockNames(NamedTuple):
     """Where the store keeps a lock key."""
 
     lease: str
-    holders: str
     fence: str
     pace: str
 
@@ -69,7 +68,7 @@ class KeySpace:
         """Names of what belongs to a lock key."""
         root = self._root(key.name)
         text = key.text
-        return LockNames(f"{root}lease:{text}", f"{root}holders:{text}", f"{root}fence:{text}", f"{root}pace:{text}")
+        return LockNames(f"{root}lease:{text}", f"{root}fence:{text}", f"{root}pace:{text}")
 
     def execution(self, lock_name: str, execution_key: str) -> str:
         """Name of the run record of an explicit execution key, scoped by the lock name."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from celery_singleflight.keys import LockKey
 
-__all__ = ("Execution", "Holding", "Lease", "current_execution", "current_lease", "holdings")
+__all__ = ("Execution", "Holding", "Lease", "current_execution", "current_lease", "holdings", "is_inside")
 
 
 class Lease:
@@ -146,6 +146,11 @@ def holdings() -> Iterator[Holding]:
     while holding is not None and holding.thread == thread:
         yield holding
         holding = holding.outer
+
+
+def is_inside(task: object, request_id: str) -> bool:
+    """Whether this context is inside of the body of that delivery."""
+    return _innermost.get() is not None and any(h.task is task and h.request_id == request_id for h in holdings())
 
 
 def current_lease() -> Lease | None:

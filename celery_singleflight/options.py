@@ -72,7 +72,7 @@ def _text(value: Any) -> str | None:
 
 
 def _count(value: Any) -> int | None:
-    return value if type(value) is int and 1 <= value <= 10_000 else None
+    return value if type(value) is int and 1 <= value <= 1000 else None
 
 
 def _recipe(value: Any) -> Any:
@@ -90,7 +90,7 @@ OPTIONS: Final[dict[str, Option]] = {
     for option in (
         Option("lock_on", None, _RECIPE, _recipe),
         Option("lock_name", None, "a text that is not empty", _text),
-        Option("lock_limit", 1, "a whole number from 1 to 10000", _count),
+        Option("lock_limit", 1, "a whole number from 1 to 1000", _count),
         Option("lease_ttl", 30.0, "a finite number of seconds, at least 0.5", lambda value: _finite(_seconds(value, 0.5))),
         Option("max_hold", None, "seconds, at least 1, or inf for no bound", lambda value: _seconds(value, 1)),
         Option(

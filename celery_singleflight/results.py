@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import SoftTimeLimitExceeded
@@ -21,13 +22,23 @@ def encode(app: Celery, value: Any) -> tuple[Encoded, str]:
 
     A value that does not serialise is no reason to run again: the outcome is stored without it.
     """
+    serializer = app.backend.serializer
+    if value is None:
+        return _encoded_none(serializer), ""
     try:
-        content_type, content_encoding, body = dumps(value, serializer=app.conf.result_serializer)
+        content_type, content_encoding, body = dumps(value, serializer=serializer)
     except SoftTimeLimitExceeded:
         raise
     except Exception as error:  # noqa: BLE001, serializers raise what they like
-        return Encoded("", "", b""), f"{type(value).__name__} does not serialise as {app.conf.result_serializer}: {error}"
+        return Encoded("", "", b""), f"{type(value).__name__} does not serialise as {serializer}: {error}"
     return Encoded(content_type, content_encoding, body.encode() if isinstance(body, str) else body), ""
+
+
+@functools.cache
+def _encoded_none(serializer: str) -> Encoded:
+    """Return the stored form of the result that most tasks have."""
+    content_type, content_encoding, body = dumps(None, serializer=serializer)
+    return Encoded(content_type, content_encoding, body.encode() if isinstance(body, str) else body)
 
 
 def decode(app: Celery, value: Encoded, execution_key: str, reason: str) -> Any:
@@ -40,7 +51,7 @@ def decode(app: Celery, value: Encoded, execution_key: str, reason: str) -> Any:
 
 def encode_error(app: Celery, error: BaseException) -> Encoded:
     """Return the stored form of an error, as Celery's result backends make it."""
-    encoded, why_not = encode(app, app.backend.prepare_exception(error, app.conf.result_serializer))
+    encoded, why_not = encode(app, app.backend.prepare_exception(error))
     if why_not:
         encoded, _ = encode(
             app, {"exc_type": type(error).__name__, "exc_module": type(error).__module__, "exc_message": [str(error)]}

@@ -33,14 +33,16 @@ logger = logging.getLogger(__name__)
 _FOR_PREDECESSOR: Final = (0.01, 0.02, 0.05, 0.1, 0.1)
 
 
-def run_trigger(task: Any, binding: Binding, body: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Run the body for the task's current request under its lease, or do what its contention policy says.
+def run_trigger(
+    task: Any, request: Any, binding: Binding, body: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+) -> Any:
+    """Run the body for a request of the task under its lease, or do what its contention policy says.
 
     Returns what Celery's tracer is to take as the task's result. Raises what the body raises; `Retry` and `Ignore` when the
     trigger goes back to the broker or is left to another copy; `Contended`, `Skipped` and `WaitTimeout` where the policy says.
     """
-    trigger = Trigger(task, binding, args, kwargs)
-    if trigger.request.is_eager and held_here(trigger.lock_key):
+    trigger = Trigger(task, request, binding, args, kwargs)
+    if request.is_eager and held_here(trigger.lock_key):
         return call_directly(task, binding, body, args, kwargs, execution_key=trigger.claim.record.execution_key)
     requested_at = time.monotonic()
     entered = _enter(trigger)

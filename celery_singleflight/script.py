@@ -10,6 +10,7 @@ import re
 from collections import namedtuple
 from hashlib import sha1
 from importlib.resources import files
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from celery_singleflight.errors import ScriptError
@@ -28,7 +29,7 @@ _REPLY: Final = re.compile(r'^-- (?:Returns|     or) \{"(\w+)"((?:, \w+)*)\}')
 class Script:
     """One atomic step on the store, made from the text of a Lua file."""
 
-    __slots__ = ("_every", "_names", "_replies", "keys", "many", "name", "sha", "source", "values")
+    __slots__ = ("_in_order", "_names", "_replies", "keys", "many", "name", "sha", "source", "values")
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
@@ -38,7 +39,7 @@ class Script:
         self.keys = _named(name, inputs, "KEYS")
         self.values = _named(name, inputs, "ARGV")
         self._names = self.keys + self.values
-        self._every = frozenset(self._names)
+        self._in_order = itemgetter(*self._names)
         self._replies = {
             match[1]: namedtuple(match[1].title(), ["word", *match[2].split(", ")[1:]])  # noqa: PYI024, the fields are data
             for line in header
@@ -52,10 +53,14 @@ class Script:
 
         Raises `TypeError` when one is missing or not declared.
         """
-        if named.keys() != self._every:
-            missing, extra = sorted(self._every - named.keys()), sorted(named.keys() - self._every)
-            raise TypeError(f"script {self.name}: missing {missing}, not declared {extra}")
-        return [named[name] for name in self._names]
+        try:
+            if len(named) == len(self._names):
+                return list(self._in_order(named))
+        except KeyError:
+            pass
+        names = set(self._names)
+        missing, extra = sorted(names - named.keys()), sorted(named.keys() - names)
+        raise TypeError(f"script {self.name}: missing {missing}, not declared {extra}")
 
     def reply(self, raw: Sequence[Any]) -> Any:
         """Return the reply as the named tuple its header declares; the first field, `word`, tells which.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,11 +30,13 @@ _SETTLE: Final = load("settle")
 class Store:
     """The scripts of this package on one server, under one key prefix."""
 
-    __slots__ = ("_connections", "keys")
+    __slots__ = ("_connections", "keys", "names")
 
     def __init__(self, connections: Connections, keys: KeySpace) -> None:
         self._connections = connections
         self.keys = keys
+        #: Where a record and its lock key are kept, by the names of the scripts. Asked for at both ends of a run.
+        self.names = functools.lru_cache(maxsize=256)(self._make_names)
 
     def enter(self, claim: Claim) -> Acquired | Held | Ended | Surplus:
         """Ask for the lease of a claim.
@@ -41,17 +44,10 @@ class Store:
         Raises `StoreUnavailable`; the store may then have granted it, to be given back by `abandon`.
         """
         record = claim.record
-        names = self.keys.lock(record.lock_key)
-        execution, trigger = self._names(record)
         reply = self._run(
             _ENTER,
             {
-                "lease": names.lease,
-                "holders": names.holders,
-                "fence": names.fence,
-                "pace": names.pace,
-                "execution": execution,
-                "trigger": trigger,
+                **self.names(record),
                 "owner": claim.owner,
                 "task_id": record.task_id,
                 "worker": claim.worker,
@@ -90,13 +86,8 @@ class Store:
         """
         calls = []
         for lease, record, ttl in wanted:
-            names = self.keys.lock(record.lock_key)
-            execution, trigger = self._names(record)
             named: dict[str, Value] = {
-                "lease": names.lease,
-                "holders": names.holders,
-                "execution": execution,
-                "trigger": trigger,
+                **_some(self.names(record)),
                 "owner": lease.owner,
                 "ttl_ms": _ms(ttl),
             }
@@ -107,17 +98,10 @@ class Store:
         self, lease: Lease, record: Record, outcome: Outcome, value: Encoded, *, reason: str, keep: float, release: bool
     ) -> Refused | None:
         """Record the outcome and release the lease, or return who has taken over."""
-        names = self.keys.lock(record.lock_key)
-        execution, trigger = self._names(record)
         reply = self._run(
             _FINISH,
             {
-                "lease": names.lease,
-                "holders": names.holders,
-                "fence": names.fence,
-                "pace": names.pace,
-                "execution": execution,
-                "trigger": trigger,
+                **self.names(record),
                 "owner": lease.owner,
                 "token": lease.token,
                 "limit": lease.limit,
@@ -136,15 +120,10 @@ class Store:
         self, owner: str, record: Record, *, generation: int | None = None, forget: bool = False, release: bool = True
     ) -> None:
         """End a run without an outcome. `generation` makes older copies of its message stop counting."""
-        names = self.keys.lock(record.lock_key)
-        execution, trigger = self._names(record)
         self._run(
             _ABANDON,
             {
-                "lease": names.lease,
-                "holders": names.holders,
-                "execution": execution,
-                "trigger": trigger,
+                **_some(self.names(record)),
                 "owner": owner,
                 "generation": "" if generation is None else generation,
                 "forget": int(forget),
@@ -167,15 +146,23 @@ class Store:
         """Close the connections; the next call opens them again."""
         self._connections.close()
 
-    def _names(self, record: Record) -> tuple[str, str]:
-        trigger = self.keys.trigger(record.lock_key.name, record.task_id)
-        if record.execution_key is None:
-            return trigger, trigger
-        execution = self.keys.execution(record.lock_key.name, record.execution_key)
-        return execution, trigger if record.has_trigger else execution
+    def _make_names(self, record: Record) -> dict[str, str]:
+        lock_name = record.lock_key.name
+        trigger = self.keys.trigger(lock_name, record.task_id)
+        execution = trigger if record.execution_key is None else self.keys.execution(lock_name, record.execution_key)
+        return {
+            **self.keys.lock(record.lock_key)._asdict(),
+            "execution": execution,
+            "trigger": trigger if record.has_trigger else execution,
+        }
 
     def _run(self, script: Script, named: dict[str, Any]) -> Any:
         return script.reply(self._connections.run(script, len(script.keys), script.arguments(named)))
+
+
+def _some(names: dict[str, str]) -> dict[str, str]:
+    """Return the names that `renew` and `abandon` work on."""
+    return {"lease": names["lease"], "execution": names["execution"], "trigger": names["trigger"]}
 
 
 def _ms(seconds: float) -> int:

@@ -13,7 +13,7 @@ from kombu.utils.imports import symbol_by_name
 from celery_singleflight.binding import Binding, is_protected, quiet_contention
 from celery_singleflight.direct import call_directly
 from celery_singleflight.errors import Contended, SingleflightError
-from celery_singleflight.lease import holdings
+from celery_singleflight.lease import holdings, is_inside
 from celery_singleflight.publish import move_call_options
 from celery_singleflight.run import run_trigger
 from celery_singleflight.worker import RequestClass
@@ -133,9 +133,9 @@ def _perform(task: SingleflightTask, body: Callable[..., Any], args: Any, kwargs
     if binding is None:
         return body(*args, **kwargs)
     # What a run of the task calls of itself it calls under the id of its own request.
-    if request.called_directly or any(h.task is task and h.request_id == request.id for h in holdings()):
+    if request.called_directly or is_inside(task, request.id):
         return call_directly(task, binding, body, args, kwargs)
-    return run_trigger(task, binding, body, args, kwargs)
+    return run_trigger(task, request, binding, body, args, kwargs)
 
 
 def _adapt(cls: type[SingleflightTask], app: Celery) -> None:

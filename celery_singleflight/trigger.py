@@ -43,14 +43,14 @@ class Trigger:
 
     __slots__ = ("args", "binding", "claim", "headers", "kwargs", "request", "task", "waits")
 
-    def __init__(self, task: Any, binding: Binding, args: Any, kwargs: Mapping[str, Any]) -> None:
-        """Read the task's current request.
+    def __init__(self, task: Any, request: Any, binding: Binding, args: Any, kwargs: Mapping[str, Any]) -> None:
+        """Read the request that the task was delivered with.
 
         Raises `OptionError` for a bad call option, `LockKeyError` and `TypeError` when no key can be made.
         """
         self.task = task
         self.binding = binding
-        self.request = request = task.request
+        self.request = request
         self.args = args
         self.kwargs = kwargs
         self.headers: dict[str, Any] = request.headers or {}
@@ -107,8 +107,9 @@ class Trigger:
 
     def waits_no_more(self) -> None:
         """Forget the wait, so that a retry of the body does not go on with it."""
-        for name in header.OF_A_WAIT:
-            self.headers.pop(name, None)
+        if self.waits:
+            for name in header.OF_A_WAIT:
+                self.headers.pop(name, None)
 
     def leave(self, why: str) -> NoReturn:
         """End this delivery without a trace in Celery's results: another one has, or will have, the trigger's outcome.

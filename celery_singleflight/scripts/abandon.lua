@@ -1,9 +1,8 @@
 -- End a run without an outcome, and release the lease: its trigger will run again, or was never to be remembered.
 --
--- KEYS[1] lease       sorted set: owner token -> expiry in ms
--- KEYS[2] holders     hash: owner token -> JSON list of since in ms, fencing token, task id, worker
--- KEYS[3] execution   hash: run record of the execution key
--- KEYS[4] trigger     hash: record of the trigger; the same key as execution unless the execution key is explicit
+-- KEYS[1] lease       hash: owner token -> lines of expiry in ms, since in ms, fencing token, worker, task id
+-- KEYS[2] execution   hash: run record of the execution key
+-- KEYS[3] trigger     hash: record of the trigger; the same key as execution unless the execution key is explicit
 -- ARGV[1] owner       owner token of the holder
 -- ARGV[2] generation  older copies of the trigger's message stop counting; empty when they still count
 -- ARGV[3] forget      "1" to delete the records, for a run that no message stands behind
@@ -12,11 +11,10 @@
 -- Returns {"abandoned"}  nothing is held by this owner any more
 
 if release == '1' then
-  redis.call('ZREM', lease, owner)
-  redis.call('HDEL', holders, owner)
+  redis.call('HDEL', lease, owner)
 end
-local run = redis.call('HMGET', execution, 'owner', 'outcome')
-if run[1] == owner and not run[2] then
+local holder, outcome = unpack(redis.call('HMGET', execution, 'owner', 'outcome'))
+if holder == owner and not outcome then
   if forget == '1' then
     redis.call('DEL', execution)
   else

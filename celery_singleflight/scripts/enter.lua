@@ -3,12 +3,11 @@
 -- One decision over everything that belongs together: does this copy of the message still count, has the trigger or its
 -- execution ended already, is its execution under way somewhere, is a place free?
 --
--- KEYS[1] lease       sorted set: owner token -> expiry in ms
--- KEYS[2] holders     hash: owner token -> JSON list of since in ms, fencing token, task id, worker
--- KEYS[3] fence       string: the last fencing token
--- KEYS[4] pace        hash: hold_ms, the recent hold time; next_ms, the next free turn. Only there while somebody waits
--- KEYS[5] execution   hash: run record of the execution key
--- KEYS[6] trigger     hash: record of the trigger; the same key as execution unless the execution key is explicit
+-- KEYS[1] lease       hash: owner token -> lines of expiry in ms, since in ms, fencing token, worker, task id
+-- KEYS[2] fence       string: the last fencing token
+-- KEYS[3] pace        hash: hold_ms, the recent hold time; next_ms, the next free turn. Only there while somebody waits
+-- KEYS[4] execution   hash: run record of the execution key
+-- KEYS[5] trigger     hash: record of the trigger; the same key as execution unless the execution key is explicit
 -- ARGV[1] owner       owner token of this delivery
 -- ARGV[2] task_id     id of the trigger
 -- ARGV[3] worker      who asks, for people to read
@@ -35,7 +34,7 @@
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local separate = execution ~= trigger
-local mine = tonumber(generation)
+local ours = tonumber(generation)
 
 local function text(number)
   return string.format('%.0f', number)
@@ -48,21 +47,23 @@ local function keep(key, ms)
   end
 end
 
-local known = redis.call('HMGET', trigger, 'generation', 'copy', 'outcome', 'settled', 'reason',
-                         'content_type', 'content_encoding', 'body', 'by', 'ended_ms')
-local run_of = redis.call('HMGET', execution, 'owner', 'until_ms', 'since_ms', 'fence', 'run', 'attempt', 'task_id',
-                          'worker', 'outcome', 'content_type', 'content_encoding', 'body', 'run_generation')
-local holder, until_ms, done = run_of[1], tonumber(run_of[2]), run_of[9]
-if holder == owner and until_ms > now then
+local newest, counts, outcome, settled, by, ended_ms = unpack(
+  redis.call('HMGET', trigger, 'generation', 'copy', 'outcome', 'settled', 'by', 'ended_ms'))
+local holder, until_ms, since_ms, token, run_id, attempts, runs, on, done, runs_generation = unpack(
+  redis.call('HMGET', execution, 'owner', 'until_ms', 'since_ms', 'fence', 'run', 'attempt', 'task_id', 'worker', 'outcome',
+             'run_generation'))
+local is_running = holder and tonumber(until_ms) > now
+
+if is_running and holder == owner then
   -- Asked again, because the reply was lost.
-  return {'acquired', run_of[4], run_of[5], tonumber(run_of[6])}
+  return {'acquired', token, run_id, tonumber(attempts)}
 end
 
-local newest = tonumber(known[1])
-if newest and mine < newest then
+newest = tonumber(newest)
+if newest and ours < newest then
   return {'surplus', 'generation'}
 end
-if newest == mine and known[2] and copy ~= known[2] and previous ~= known[2] then
+if newest == ours and counts and copy ~= counts and previous ~= counts then
   return {'surplus', 'copy'}
 end
 
@@ -71,54 +72,52 @@ local function remember(...)
   keep(trigger, math.max(tonumber(keep_ms), 3600000))
 end
 
-local over = known[3] and (done or not (separate and known[3] == 'succeeded'))
-if over and not known[4] and known[9] ~= owner then
-  local age = now - (tonumber(known[10]) or 0)
-  if age < tonumber(grace_ms) then
+-- An answer from an execution ends with the execution's record.
+local is_own_outcome = outcome and not (separate and outcome == 'succeeded')
+if is_own_outcome or done then
+  local age = now - (tonumber(ended_ms) or 0)
+  if outcome and not settled and by ~= owner and age < tonumber(grace_ms) then
     redis.call('HSET', trigger, 'generation', generation, 'copy', copy)
     return {'held', 'own', cjson.encode({task_id, ''}), age, grace_ms - age, 0, 0, text(now), text(tonumber(first_ms) or now)}
   end
-end
-if known[3] and not (separate and known[3] == 'succeeded') then
-  if known[9] ~= owner then
+  local told = redis.call('HMGET', is_own_outcome and trigger or execution, 'reason', 'content_type', 'content_encoding', 'body')
+  local reason = told[1] or ''
+  if not is_own_outcome then
+    reason = outcome and redis.call('HGET', trigger, 'reason') or cjson.encode({'answered', runs})
+    if tonumber(keep_ms) > 0 then
+      remember('outcome', done, 'reason', reason, 'by', owner, 'ended_ms', text(now))
+    end
+  elseif by ~= owner then
     redis.call('HSET', trigger, 'by', owner, 'ended_ms', text(now))
   end
-  return {'ended', known[3], known[4] or '', known[5] or '', known[6] or '', known[7] or '', known[8] or ''}
-end
-if done then
-  local reason = known[5] or cjson.encode({'answered', run_of[7]})
-  if tonumber(keep_ms) > 0 then
-    remember('outcome', done, 'reason', reason, 'by', owner, 'ended_ms', text(now))
-  end
-  return {'ended', done, known[4] or '', reason, run_of[10] or '', run_of[11] or '', run_of[12] or ''}
+  return {'ended', is_own_outcome and outcome or done, settled or '', reason, told[2] or '', told[3] or '', told[4] or ''}
 end
 
 local function held(what, since, task, at, ends)
   local age, remaining = math.max(now - since, 0), math.max(ends - now, 0)
   local first = tonumber(first_ms) or now
-  local holder_text = cjson.encode({task, at})
-  local newcomer = what == 'lock' or what == 'execution'
-  if newcomer and on_held ~= 'ask' then
-    local outcome
+  local is_newcomer = what == 'lock' or what == 'execution'
+  if is_newcomer and on_held ~= 'ask' then
+    local ending
     if on_held == 'skip' then
-      outcome = 'skipped'
+      ending = 'skipped'
     elseif on_held == 'reject' then
-      outcome = 'rejected'
+      ending = 'rejected'
     elseif wait_ms ~= '' and now - first >= tonumber(wait_ms) then
-      outcome = 'timed out waiting'
+      ending = 'timed out waiting'
     end
-    if outcome then
+    if ending then
       local reason = cjson.encode({what, task, at, age, remaining})
-      remember('outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', text(now))
+      remember('outcome', ending, 'reason', reason, 'by', owner, 'ended_ms', text(now))
       redis.call('HDEL', trigger, 'settled')
-      return {'ended', outcome, '', reason, '', '', ''}
+      return {'ended', ending, '', reason, '', '', ''}
     end
   end
-  local hold, turn = tonumber(redis.call('HGET', pace, 'hold_ms')), now
   if on_held ~= 'ask' then
     remember()
   end
-  if on_held == 'wait' and newcomer then
+  local hold, turn = tonumber(redis.call('HGET', pace, 'hold_ms')), now
+  if on_held == 'wait' and is_newcomer then
     -- Each one that waits gets a turn of its own, one hold time after the turn before.
     local guess = hold or math.max(age, 100)
     local free = now + math.max(guess - age, 0)
@@ -126,51 +125,77 @@ local function held(what, since, task, at, ends)
     redis.call('HSET', pace, 'next_ms', text(turn + math.max(guess / tonumber(limit), 1)))
     keep(pace, 600000)
   end
-  return {'held', what, holder_text, age, remaining, math.floor(hold or 0), math.floor(turn - now), text(now), text(first)}
+  return {'held', what, cjson.encode({task, at}), age, remaining, math.floor(hold or 0), math.floor(turn - now), text(now),
+          text(first)}
 end
 
-local attempt, token, since = tonumber(run_of[6]) or 0, nil, now
-local ends = now + tonumber(ttl_ms)
-if holder and until_ms > now then
+if is_running then
   local what = 'execution'
-  if run_of[7] == task_id then
-    what = mine > (tonumber(run_of[13]) or mine) and 'predecessor' or 'own'
+  if runs == task_id then
+    what = ours > (tonumber(runs_generation) or ours) and 'predecessor' or 'own'
   end
-  return held(what, tonumber(run_of[3]), run_of[7], run_of[8], until_ms)
+  return held(what, tonumber(since_ms), runs, on, tonumber(until_ms))
 end
 
-local score = tonumber(redis.call('ZSCORE', lease, owner))
-if score and score > now then
+local function facts(line)
+  local ends, since, fenced, at, task = string.match(line, '^(%d+)\n(%d+)\n(%d+)\n([^\n]*)\n(.*)$')
+  return {ends = tonumber(ends), since = tonumber(since), fence = fenced, worker = at, task = task}
+end
+
+local holders = redis.call('HLEN', lease)
+local mine = holders > 0 and redis.call('HGET', lease, owner)
+mine = mine and facts(mine)
+if mine and mine.ends > now then
   -- The owner holds the key for another execution: it is re-entered.
-  local held_since = cjson.decode(redis.call('HGET', holders, owner) or cjson.encode({text(now), redis.call('GET', fence) or '0'}))
-  since, token, ends = tonumber(held_since[1]), held_since[2], score
+  token = mine.fence
 else
-  if redis.call('ZCOUNT', lease, '(' .. text(now), '+inf') >= tonumber(limit) then
-    local first = redis.call('ZRANGEBYSCORE', lease, '(' .. text(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-    local who = cjson.decode(redis.call('HGET', holders, first[1]) or '["0","0","",""]')
-    return held('lock', tonumber(who[1]), who[3], who[4], tonumber(first[2]))
+  if holders >= tonumber(limit) then
+    local live, first = 0, nil
+    local all = redis.call('HGETALL', lease)
+    for n = 2, #all, 2 do
+      all[n] = facts(all[n])
+      if all[n].ends > now then
+        live = live + 1
+        first = (not first or all[n].ends < first.ends) and all[n] or first
+      end
+    end
+    if live >= tonumber(limit) then
+      return held('lock', first.since, first.task, first.worker, first.ends)
+    end
+    for n = 2, #all, 2 do
+      if all[n].ends <= now then
+        redis.call('HDEL', lease, all[n - 1])
+      end
+    end
   end
-  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', lease, '-inf', text(now))) do
-    redis.call('ZREM', lease, dead)
-    redis.call('HDEL', holders, dead)
+  mine = {since = now, ends = now + tonumber(ttl_ms)}
+  token = clock[1] * 1000000 + clock[2]
+  local last = tonumber(redis.call('SET', fence, text(token), 'PX', 86400000, 'GET')) or 0
+  if last >= token then
+    token = last + 1
+    redis.call('SET', fence, text(token), 'PX', 86400000)
   end
-  local last = tonumber(redis.call('GET', fence)) or 0
-  token = text(math.max(last + 1, clock[1] * 1000000 + clock[2]))
-  redis.call('SET', fence, token, 'PX', 86400000)
-  redis.call('ZADD', lease, text(ends), owner)
-  redis.call('HSET', holders, owner, cjson.encode({text(now), token, task_id, worker}))
+  token = text(token)
+  redis.call('HSET', lease, owner, table.concat({text(mine.ends), text(now), token, worker, task_id}, '\n'))
   keep(lease, tonumber(ttl_ms) + 60000)
-  keep(holders, tonumber(ttl_ms) + 60000)
 end
 
-if known[3] then
+if outcome then
   -- The execution it was answered from is kept no longer.
   redis.call('HDEL', trigger, 'outcome', 'settled', 'reason', 'by', 'ended_ms')
 end
-local run_id = run_of[5] or run
-redis.call('HSET', execution, 'owner', owner, 'until_ms', text(ends), 'since_ms', text(since), 'fence', token,
-           'run', run_id, 'attempt', attempt + 1, 'task_id', task_id, 'worker', worker, 'lock_key', lock_key,
-           'run_generation', generation)
-keep(execution, tonumber(ttl_ms) + tonumber(keep_ms) + 60000)
-remember()
-return {'acquired', token, run_id, attempt + 1}
+run_id = run_id or run
+attempts = (tonumber(attempts) or 0) + 1
+local record = {'owner', owner, 'until_ms', text(mine.ends), 'since_ms', text(mine.since), 'fence', token, 'run', run_id,
+                'attempt', attempts, 'task_id', task_id, 'worker', worker, 'lock_key', lock_key, 'run_generation', generation}
+if separate then
+  remember()
+else
+  record[#record + 1] = 'generation'
+  record[#record + 1] = generation
+  record[#record + 1] = 'copy'
+  record[#record + 1] = copy
+end
+redis.call('HSET', execution, unpack(record))
+keep(execution, tonumber(ttl_ms) + math.max(tonumber(keep_ms), separate and 0 or 3600000) + 60000)
+return {'acquired', token, run_id, attempts}

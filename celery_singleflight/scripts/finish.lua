@@ -1,11 +1,10 @@
 -- End a run with its outcome: store it, release the lease.
 --
--- KEYS[1] lease             sorted set: owner token -> expiry in ms
--- KEYS[2] holders           hash: owner token -> JSON list of since in ms, fencing token, task id, worker
--- KEYS[3] fence             string: the last fencing token
--- KEYS[4] pace              hash: hold_ms, the recent hold time; next_ms, the next free turn
--- KEYS[5] execution         hash: run record of the execution key
--- KEYS[6] trigger           hash: record of the trigger; the same key as execution unless the execution key is explicit
+-- KEYS[1] lease             hash: owner token -> lines of expiry in ms, since in ms, fencing token, worker, task id
+-- KEYS[2] fence             string: the last fencing token
+-- KEYS[3] pace              hash: hold_ms, the recent hold time; next_ms, the next free turn
+-- KEYS[4] execution         hash: run record of the execution key
+-- KEYS[5] trigger           hash: record of the trigger; the same key as execution unless the execution key is explicit
 -- ARGV[1] owner             owner token of the holder
 -- ARGV[2] token             its fencing token
 -- ARGV[3] limit             how many may hold the lock key
@@ -22,47 +21,55 @@
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-
 local separate = execution ~= trigger
-local ended = redis.call('HMGET', trigger, 'outcome', 'by')
-if ended[1] then
-  if ended[2] == owner then
+
+local holder, done, by, since_ms, attempts = unpack(
+  redis.call('HMGET', execution, 'owner', 'outcome', 'by', 'since_ms', 'attempt'))
+local ended, ended_by = done, by
+if separate then
+  ended, ended_by = unpack(redis.call('HMGET', trigger, 'outcome', 'by'))
+end
+if ended then
+  if ended_by == owner then
     return {'finished'}
   end
-  return {'refused', ended[2] or '', ended[1]}
+  return {'refused', ended_by or '', ended}
 end
-local run = redis.call('HMGET', execution, 'owner', 'outcome', 'by', 'since_ms', 'attempt')
 -- A record of an attempt that names nobody, or a trigger without its execution: somebody has been there since.
-local forgotten = separate and not run[5] and redis.call('EXISTS', trigger) == 1
-if run[2] or forgotten or (run[5] and run[1] ~= owner) then
-  return {'refused', run[1] or run[3] or '', run[2] or ''}
+local is_forgotten = separate and not attempts and redis.call('EXISTS', trigger) == 1
+if done or is_forgotten or (attempts and holder ~= owner) then
+  return {'refused', holder or by or '', done or ''}
 end
-if not redis.call('ZSCORE', lease, owner) then
-  -- Expired and cleared away, or the store forgot: then nobody may have come in since.
-  local taken
+
+local function is_taken()
   if tonumber(limit) == 1 then
-    taken = (tonumber(redis.call('GET', fence)) or 0) > tonumber(token)
-  else
-    taken = redis.call('ZCOUNT', lease, '(' .. string.format('%.0f', now), '+inf') >= tonumber(limit)
+    return (tonumber(redis.call('GET', fence)) or 0) > tonumber(token)
   end
-  if taken then
-    return {'refused', '', ''}
+  local live = 0
+  for _, line in ipairs(redis.call('HVALS', lease)) do
+    if tonumber(string.match(line, '^%d+')) > now then
+      live = live + 1
+    end
   end
+  return live >= tonumber(limit)
 end
 
-if release == '1' then
-  redis.call('ZREM', lease, owner)
-  redis.call('HDEL', holders, owner)
-  if redis.call('EXISTS', pace) == 1 then
-    local old = tonumber(redis.call('HGET', pace, 'hold_ms'))
-    local hold = math.max(now - (tonumber(run[4]) or now), 1)
-    redis.call('HSET', pace, 'hold_ms', string.format('%.0f', old and old * 0.7 + hold * 0.3 or hold))
-  end
+local is_member = release == '1' and redis.call('HDEL', lease, owner) or redis.call('HEXISTS', lease, owner)
+-- Else it expired and was cleared away, or the store forgot: then nobody may have come in since.
+if is_member == 0 and is_taken() then
+  return {'refused', '', ''}
 end
 
+if release == '1' and redis.call('EXISTS', pace) == 1 then
+  local old = tonumber(redis.call('HGET', pace, 'hold_ms'))
+  local hold = math.max(now - (tonumber(since_ms) or now), 1)
+  redis.call('HSET', pace, 'hold_ms', string.format('%.0f', old and old * 0.7 + hold * 0.3 or hold))
+end
+
+local ended_ms = string.format('%.0f', now)
 if separate then
   if outcome == 'succeeded' then
-    redis.call('HSET', trigger, 'outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', string.format('%.0f', now))
+    redis.call('HSET', trigger, 'outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', ended_ms)
   else
     -- A failure is the trigger's own: another trigger with the same execution key may run it again.
     redis.call('DEL', execution)
@@ -71,7 +78,7 @@ if separate then
   redis.call('PEXPIRE', trigger, keep_ms)
 end
 redis.call('HDEL', execution, 'owner', 'until_ms')
-redis.call('HSET', execution, 'outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', string.format('%.0f', now),
+redis.call('HSET', execution, 'outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', ended_ms,
            'content_type', content_type, 'content_encoding', content_encoding, 'body', body)
 redis.call('PEXPIRE', execution, keep_ms)
 return {'finished'}

@@ -123,9 +123,11 @@ class Contract:
         return "" if trigger.copy in (None, delivery.copy, delivery.previous) else "copy"
 
     def granted(self, delivery: Delivery, token: int, run_id: str, attempt: int) -> None:
-        """Take note of a new lease. It clears away the expired ones of its lock key."""
+        """Take note of a new lease. Where every place of its lock key was taken, it clears away the expired ones."""
         lock = self.lock(delivery.lock)
-        lock.owners = dict.fromkeys([*lock.live, delivery.owner], True)
+        if len(lock.owners) >= self.limit:
+            lock.owners = dict.fromkeys(lock.live, True)
+        lock.owners[delivery.owner] = True
         lock.last_token = token
         trigger = self._remember(delivery)
         trigger.outcome, trigger.told, trigger.is_settled = None, None, False

@@ -240,8 +240,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     def live(self, lock: str, seen: Mapping[str, Any]) -> dict[str, float]:
         """Return who holds the lock key. No lease of these ends by itself, so the clock need not be the server's."""
-        owners, _ = seen.get(self.lease_name(lock), ([], 0))
-        return {owner: ends for owner, ends in owners if ends > time.time() * 1000}
+        lines, _ = seen.get(self.lease_name(lock), ({}, 0))
+        ends = {owner: float(line.partition("\n")[0]) for owner, line in lines.items()}
+        return {owner: end for owner, end in ends.items() if end > time.time() * 1000}
 
     def lease(self, handle: Handle) -> Lease:
         key, owner = LOCKS[handle.delivery.lock], handle.delivery.owner
@@ -254,7 +255,7 @@ class StoreMachine(RuleBasedStateMachine):
         return Record(LOCKS[delivery.lock], delivery.task_id, delivery.execution_key)
 
     def execution_name(self, delivery: Delivery) -> str:
-        return self.store._names(self.record(delivery))[0]
+        return self.store.names(self.record(delivery))["execution"]
 
     def new_name(self, kind: str) -> str:
         self.names += 1

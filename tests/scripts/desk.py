@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -112,9 +111,6 @@ class Desk:
     def lease_name(self, claim: Claim) -> str:
         return self.store.keys.lock(claim.record.lock_key).lease
 
-    def holders_name(self, claim: Claim) -> str:
-        return self.store.keys.lock(claim.record.lock_key).holders
-
     def fence_name(self, claim: Claim) -> str:
         return self.store.keys.lock(claim.record.lock_key).fence
 
@@ -122,19 +118,20 @@ class Desk:
         return self.store.keys.lock(claim.record.lock_key).pace
 
     def trigger_name(self, claim: Claim) -> str:
-        return self.store._names(claim.record)[1]
+        return self.store.names(claim.record)["trigger"]
 
     def execution_name(self, claim: Claim) -> str:
-        return self.store._names(claim.record)[0]
+        return self.store.names(claim.record)["execution"]
 
     # What it keeps there.
 
     def scores(self, claim: Claim) -> dict[str, float]:
         """Every owner in the lease, expired or not."""
-        return dict(self.client.zrange(self.lease_name(claim), 0, -1, withscores=True))
+        return {owner: float(line.split("\n")[0]) for owner, line in self.client.hgetall(self.lease_name(claim)).items()}
 
     def holders(self, claim: Claim) -> dict[str, list[str]]:
-        return {owner: json.loads(facts) for owner, facts in self.client.hgetall(self.holders_name(claim)).items()}
+        """What is known of every owner in the lease: since in ms, fencing token, worker, task id."""
+        return {owner: line.split("\n", 4)[1:] for owner, line in self.client.hgetall(self.lease_name(claim)).items()}
 
     def trigger(self, claim: Claim) -> dict[str, str]:
         return self.client.hgetall(self.trigger_name(claim))

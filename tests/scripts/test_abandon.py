@@ -17,7 +17,7 @@ def test_an_abandoned_lease_is_free_and_its_trigger_runs_again(desk, execution_k
 
     desk.abandon(claim)
 
-    assert desk.scores(claim) == desk.holders(claim) == {}
+    assert desk.scores(claim) == {}
     assert {"owner", "until_ms", "since_ms", "fence", "worker", "outcome"}.isdisjoint(desk.execution(claim))
     other = desk.claim("t2")
     desk.acquire(other)
@@ -55,7 +55,7 @@ def test_a_late_abandon_does_not_free_the_next_holders_lease(desk, execution_key
     desk.abandon(late)
 
     after = desk.keyspace.snapshot()
-    for name in (desk.lease_name(holder), desk.holders_name(holder), desk.execution_name(holder), desk.trigger_name(holder)):
+    for name in (desk.lease_name(holder), desk.execution_name(holder), desk.trigger_name(holder)):
         assert after[name] == before[name]
     assert desk.enter(holder) == acquired
 
@@ -67,7 +67,7 @@ def test_the_other_holders_keep_their_leases(desk):
 
     desk.abandon(first)
 
-    assert list(desk.scores(second)) == list(desk.holders(second)) == [second.owner]
+    assert list(desk.scores(second)) == [second.owner]
     assert desk.enter(second) == acquired
 
 

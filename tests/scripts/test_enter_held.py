@@ -190,12 +190,3 @@ def test_the_pace_of_a_lock_key_is_only_kept_while_somebody_waits(desk):
     desk.enter(claim)
 
     assert 590_000 < desk.client.pttl(name) <= 600_000
-
-
-def test_a_holder_that_the_store_forgot_is_said_to_be_unknown(desk):
-    holder, claim = meet(desk, INTO_THE_LOCK)
-    desk.client.delete(desk.holders_name(holder))
-
-    held = desk.enter(claim)
-
-    assert (held.what, held.task_id, held.worker) == ("lock", "", "")

@@ -19,7 +19,7 @@ def test_a_free_lock_key_is_acquired_and_says_whose_it_is(desk):
     assert before <= answer.token <= after
     ends = desk.scores(claim)[claim.owner]
     assert before // 1000 <= ends - TTL * 1000 <= after // 1000
-    since, token, task_id, worker = desk.holders(claim)[claim.owner]
+    since, token, worker, task_id = desk.holders(claim)[claim.owner]
     assert (task_id, worker, token) == ("t1", WORKER, str(answer.token))
     assert before // 1000 <= int(since) <= after // 1000
     assert desk.execution(claim) == {
@@ -68,7 +68,6 @@ def test_an_expired_lease_is_taken_over_by_a_redelivery_of_its_trigger(desk):
     assert (answer.run_id, answer.attempt) == ("run-1", 2)
     assert answer.token > token
     assert list(desk.scores(heir)) == [heir.owner]
-    assert list(desk.holders(heir)) == [heir.owner]
     assert desk.execution(heir)["owner"] == heir.owner
 
 
@@ -82,7 +81,6 @@ def test_an_expired_lease_is_taken_over_by_another_trigger(desk):
     assert (answer.run_id, answer.attempt) == (heir.run_id, 1)
     assert answer.token > token
     assert list(desk.scores(heir)) == [heir.owner]
-    assert list(desk.holders(heir)) == [heir.owner]
 
 
 def test_an_expired_execution_is_taken_over_under_another_lock_key(desk):
@@ -151,7 +149,7 @@ def test_an_expired_holder_makes_room_and_the_live_ones_stay(desk):
 
     desk.acquire(heir)
 
-    assert set(desk.scores(heir)) == set(desk.holders(heir)) == {live.owner, heir.owner}
+    assert set(desk.scores(heir)) == {live.owner, heir.owner}
     assert isinstance(desk.enter(desk.claim("t4", limit=2)), Held)
 
 
@@ -211,7 +209,6 @@ def test_every_key_of_a_run_lives_longer_than_its_lease_and_goes_by_itself(desk)
 
     bounds = {
         desk.lease_name(claim): 90_000,
-        desk.holders_name(claim): 90_000,
         desk.fence_name(claim): 86_400_000,
         desk.execution_name(claim): 690_000,
         desk.trigger_name(claim): 3_600_000,
@@ -229,4 +226,3 @@ def test_a_short_lease_does_not_cut_what_a_longer_one_needs(desk):
     left = desk.keyspace.ttls()
 
     assert left[desk.lease_name(short)] > 1_000_000
-    assert left[desk.holders_name(short)] > 1_000_000

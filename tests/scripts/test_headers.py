@@ -16,7 +16,7 @@ from celery_singleflight.store import Store
 TRIGGER = ("execution", "trigger")
 HEADERS = {
     "enter": (
-        ("lease", "holders", "fence", "pace", *TRIGGER),
+        ("lease", "fence", "pace", *TRIGGER),
         (
             *("owner", "task_id", "worker", "lock_key", "run", "copy", "previous", "generation"),
             *("limit", "ttl_ms", "keep_ms", "on_held", "wait_ms", "first_ms", "grace_ms"),
@@ -29,17 +29,17 @@ HEADERS = {
         },
     ),
     "renew": (
-        ("lease", "holders", *TRIGGER),
+        ("lease", *TRIGGER),
         ("owner", "ttl_ms"),
         {"renewed": ("remaining_ms",), "lost": ("why",)},
     ),
     "finish": (
-        ("lease", "holders", "fence", "pace", *TRIGGER),
+        ("lease", "fence", "pace", *TRIGGER),
         ("owner", "token", "limit", "outcome", "reason", "content_type", "content_encoding", "body", "keep_ms", "release"),
         {"finished": (), "refused": ("owner", "outcome")},
     ),
     "abandon": (
-        ("lease", "holders", *TRIGGER),
+        ("lease", *TRIGGER),
         ("owner", "generation", "forget", "release"),
         {"abandoned": ()},
     ),

@@ -19,7 +19,7 @@ def test_a_live_lease_is_renewed_from_now_on(desk):
     assert before <= ends - 1_000_000 <= desk.keyspace.now_ms()
     assert desk.execution(claim)["until_ms"] == f"{ends:.0f}"
     left = desk.keyspace.ttls()
-    for name in (desk.lease_name(claim), desk.holders_name(claim), desk.execution_name(claim)):
+    for name in (desk.lease_name(claim), desk.execution_name(claim)):
         assert left[name] > 1_000_000, name
 
 
@@ -104,7 +104,6 @@ def test_a_short_renewal_does_not_cut_what_another_holder_needs(desk):
 
     left = desk.keyspace.ttls()
     assert left[desk.lease_name(long)] > 1_000_000
-    assert left[desk.holders_name(long)] > 1_000_000
     assert desk.scores(long)[long.owner] > desk.keyspace.now_ms() + 900_000
 
 

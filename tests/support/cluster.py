@@ -113,9 +113,7 @@ class Keyspace:
         values = self.client.pipeline(transaction=False)
         for name in names:
             kind = name.split(":")[2]
-            if kind == "lease":
-                values.zrange(name, 0, -1, withscores=True)
-            elif kind == "fence":
+            if kind == "fence":
                 values.get(name)
             else:
                 values.hgetall(name)
@@ -138,12 +136,15 @@ class Keyspace:
 
     def live(self, lease: str) -> dict[str, float]:
         """Return the owners whose lease has not expired, each with the time in ms at which it does."""
-        return dict(self.client.zrangebyscore(lease, f"({self.now_ms()}", "+inf", withscores=True))
+        now, lines = self.now_ms(), self.client.hgetall(lease)
+        return {owner: ends for owner, line in lines.items() if (ends := float(line.partition("\n")[0])) > now}
 
     def expire(self, lease: str, execution: str, owner: str) -> None:
         """Let the owner's lease have expired a second ago, in the lease and in its run record."""
         past = self.now_ms() - 1000
-        self.client.zadd(lease, {owner: past}, xx=True)
+        line = self.client.hget(lease, owner)
+        if line:
+            self.client.hset(lease, owner, "\n".join([str(past), *line.split("\n")[1:]]))
         if self.client.hget(execution, "owner") == owner:
             self.client.hset(execution, "until_ms", past)
 
