@@ -52,7 +52,7 @@ class Stub:
                     elif not stub.greets:
                         return
                     else:
-                        self.connection.sendall(b"%1\r\n+proto\r\n:3\r\n" if command[0] == b"HELLO" else b"+OK\r\n")
+                        self.connection.sendall(b"+OK\r\n")
 
             def command(self):
                 try:
@@ -173,6 +173,13 @@ def test_options_win_over_the_time_outs_of_the_package():
     assert where("redis://h", client_name="shop")[1]["client_name"] == "shop"
 
 
+def test_the_protocol_is_the_one_that_sends_nothing_but_replies():
+    assert connect("redis://h", {})._pool.connection_kwargs["protocol"] == 2
+    pool = connect("sentinel://h1;sentinel://h2", {"master_name": "main", "sentinel_kwargs": {"password": "other"}})._pool
+    sentinels = [sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels]
+    assert [each.connection_kwargs["protocol"] for each in (pool, *sentinels)] == [2, 2, 2]
+
+
 def test_nothing_is_opened_before_the_first_script(stub):
     connect(stub.url, {})
     assert stub.connections == []
@@ -186,7 +193,7 @@ def test_a_cluster_url_gives_redis_pys_own_cluster(monkeypatch):
     assert not found.spans_slots
     assert made == []
     found._make()
-    assert made == [("rediss://u:pw@h:1/0", {"socket_timeout": 9, "socket_connect_timeout": 1.0})]
+    assert made == [("rediss://u:pw@h:1/0", {"protocol": 2, "socket_timeout": 9, "socket_connect_timeout": 1.0})]
 
 
 def test_a_sentinel_url_gives_all_its_sentinels_and_the_login_of_the_first():
@@ -316,30 +323,43 @@ def test_tls_that_celery_uses_for_its_redis_is_used_for_the_store(server_of, set
     assert issubclass(connect(url, options)._pool.connection_class, SSLConnection)
 
 
-def test_a_transport_option_that_no_connection_has_is_refused():
-    with pytest.raises(ConfigurationError, match="visibility_timeout"):
-        ask(connect("redis://127.0.0.1:1", {"visibility_timeout": 5}))
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("redis+cluster://h:port/0", {}),
+        ("redis+cluster://h/abc", {}),
+        ("rediss+cluster://h?ssl_cert_reqs=CERT_NOPE", {}),
+        ("sentinel://h:port", {"master_name": "main"}),
+        ("sentinel://h;sentinel://h2:port", {"master_name": "main"}),
+        ("sentinel://h/abc", {"master_name": "main"}),
+    ],
+)
+def test_a_store_that_cannot_be_reached_as_it_is_written_is_refused(url, options):
+    with pytest.raises(ConfigurationError, match=r"^the store at .* cannot be used: expected scheme://"):
+        connect(url, options)
 
 
 @pytest.mark.parametrize(
     ("url", "options"),
     [
-        pytest.param(
-            "redis+cluster://h:port/0",
-            {},
-            marks=pytest.mark.xfail(raises=ValueError, reason="the error of the URL's parser comes through"),
-        ),
-        pytest.param(
-            "sentinel://h/0",
-            {"master_name": "main", "sentinel_kwargs": {"visibility_timeout": 5}},
-            marks=pytest.mark.xfail(raises=TypeError, reason="redis-py's own error comes through"),
-        ),
+        ("redis://h", {"visibility_timeout": 5}),
+        ("redis+cluster://h", {"visibility_timeout": 5}),
+        ("sentinel://h", {"master_name": "main", "visibility_timeout": 5}),
+        ("sentinel://h", {"master_name": "main", "sentinel_kwargs": {"visibility_timeout": 5}}),
     ],
-    ids=["cluster", "sentinel_kwargs"],
+    ids=["redis", "cluster", "sentinel", "sentinel_kwargs"],
 )
-def test_a_store_that_cannot_be_reached_as_it_is_written_is_refused(url, options):
-    with pytest.raises(ConfigurationError):
-        ask(connect(url, options))
+def test_a_transport_option_that_no_connection_has_is_refused(url, options):
+    with pytest.raises(ConfigurationError, match=r"got one that it does not take: 'visibility_timeout'$"):
+        connect(url, options)
+
+
+@pytest.mark.xfail(raises=ConfigurationError, reason="they are tried on a connection to one server")
+@pytest.mark.parametrize("options", [{"require_full_coverage": False}, {"read_from_replicas": False}], ids=str)
+def test_what_redis_pys_cluster_takes_is_given_to_it(options):
+    client = connect("redis+cluster://127.0.0.1:1", options)
+    with pytest.raises(StoreUnavailable):
+        ask(client)
 
 
 def test_an_app_has_one_store_and_one_heartbeat():
@@ -664,9 +684,6 @@ def test_what_redis_py_says_of_sentinels_is_not_quoted(pauses):
     assert pool.asked == 3
 
 
-@pytest.mark.xfail(
-    raises=AssertionError, reason="it is the error's cause, and Celery stores the traceback of a waiting trigger"
-)
 def test_what_redis_py_says_of_sentinels_is_in_no_traceback(pauses):
     pool = WithoutPrimary()
     with pytest.raises(StoreUnavailable) as caught:

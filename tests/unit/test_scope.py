@@ -125,11 +125,11 @@ def test_rest_arguments_have_a_name():
 
 
 def test_an_unknown_name_is_refused():
-    assert refusal(pay, ("tenant",)) == "lock_on: there is no argument tenant; Expected one of account, amount, currency"
+    assert refusal(pay, ("tenant",)) == "lock_on: there is no argument tenant. Expected one of account, amount, currency"
     assert refusal(pay, ("currenzy",)) == (
-        "lock_on: there is no argument currenzy; did you mean currency? Expected one of account, amount, currency"
+        "lock_on: there is no argument currenzy, did you mean currency? Expected one of account, amount, currency"
     )
-    assert refusal(lambda: None, ("tenant",)) == "lock_on: there is no argument tenant; The task has no arguments"
+    assert refusal(lambda: None, ("tenant",)) == "lock_on: there is no argument tenant. The task has no arguments"
 
 
 # Templates
@@ -177,18 +177,8 @@ def test_a_template_takes_the_items_of_a_list_by_number():
         ("{account}", [1, "a"], '[1,"a"]'),
         ("{account}", UUID(int=1), "00000000-0000-0000-0000-000000000001"),
         ("{account}", datetime(2026, 1, 2, tzinfo=UTC), "2026-01-02T00:00:00+00:00"),
-        pytest.param(
-            "{account}",
-            b"a",
-            '{"$bytes":"YQ=="}',
-            marks=pytest.mark.xfail(raises=AssertionError, reason="the dollar of a plain form is marked once more"),
-        ),
-        pytest.param(
-            "{account}",
-            {"$a": 1},
-            '{"$$a":1}',
-            marks=pytest.mark.xfail(raises=AssertionError, reason="the dollar of a plain form is marked once more"),
-        ),
+        ("{account}", b"a", '{"$bytes":"YQ=="}'),
+        ("{account}", {"$a": 1}, '{"$$a":1}'),
     ],
 )
 def test_a_template_writes_a_value_in_its_canonical_form_or_as_its_format_says(template, value, key):
@@ -230,18 +220,20 @@ def test_a_template_that_does_not_fit_the_call_makes_no_key(template, value, mes
     assert failure(pay, template, value) == message
 
 
+NO_FIELD = (
+    "lock_on: {!r} has a field that is more than an argument name with attributes, items and a format, expected one such as "
+    "{{account.id}}, {{order[id]}} or {{day:%Y-%m}}"
+)
+
+
 @pytest.mark.parametrize("template", ["{account._secret}", "{account.__class__}", "{account.id.__doc__}", "{account._a.b}"])
 def test_private_attributes_are_out_of_a_templates_reach(template):
-    field = template.strip("{}")
-    assert refusal(pay, template) == (
-        f"lock_on: {template!r} has a field {{{field}}}, expected an argument name with attributes or items, such as "
-        "{account.id} or {order[id]}"
-    )
+    assert refusal(pay, template) == NO_FIELD.format(template)
 
 
 @pytest.mark.parametrize("template", ["{}", "{0}", "{account!r}", "{account:{amount}}", "{account.id()}", "{account[a b]}"])
 def test_what_else_a_format_string_can_hold_is_refused(template):
-    assert refusal(pay, template).startswith(f"lock_on: {template!r} has a field {{")
+    assert refusal(pay, template) == NO_FIELD.format(template)
 
 
 def test_a_bare_name_is_refused_with_the_two_ways_to_write_it():
@@ -256,8 +248,7 @@ def test_a_bare_name_is_refused_with_the_two_ways_to_write_it():
 @pytest.mark.parametrize("template", ["billing", "{{account}}", "account "])
 def test_a_template_without_a_field_is_refused(template):
     assert refusal(pay, template) == (
-        f"lock_on: {template!r} names no argument, so every call would have one key; expected a field such as {{account.id}}, "
-        "or () for the task as a whole"
+        f"lock_on: {template!r} names no argument, so every call would have one key; expected a field such as {{account.id}}"
     )
 
 
@@ -267,7 +258,7 @@ def test_a_broken_template_is_refused():
 
 def test_a_template_with_an_unknown_name_is_refused():
     assert refusal(pay, "{acount.id}") == (
-        "lock_on: there is no argument acount; did you mean account? Expected one of account, amount, currency"
+        "lock_on: there is no argument acount, did you mean account? Expected one of account, amount, currency"
     )
 
 
@@ -319,7 +310,7 @@ def test_a_function_that_fails_fails_closed():
 
 def test_a_function_of_what_the_task_does_not_have_is_refused():
     assert refusal(pay, lambda tenant: tenant) == (
-        "lock_on: there is no argument tenant; Expected one of account, amount, currency"
+        "lock_on: there is no argument tenant. Expected one of account, amount, currency"
     )
 
 

@@ -575,7 +575,6 @@ def test_a_before_start_is_inherited_by_a_task_made_of_a_function(place):
     assert started == [("outer", "shop.work[1]")]
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="the run calls what the class it is derived from has postponed")
 def test_a_derived_task_may_do_without_the_before_start_of_its_base(place):
     expected, started = started_classes()
     base = next(iter(expected))
