@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-__all__ = ("Binding", "arguments_digest", "is_protected", "only_binding", "quiet_contention")
+__all__ = ("Binding", "arguments_digest", "bound_to", "is_protected", "only_binding", "quiet_contention")
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ class Binding:
         check_settings(conf, conf.__dict__.get("prefix"))
         self.app = app
         self.name = name
+        self._time_limit: float | None = conf.task_time_limit
         self.options = read_options(name, lambda option: getattr(task, option, None), conf)
         self.arguments = Arguments(_signature(task))
         self._scope = compile_scope(f"task {name}, lock_on", self.options.lock_on, self.arguments)
@@ -103,7 +104,7 @@ class Binding:
         """Return the bound on a lease's age, in seconds; by default the hard time limit and ten seconds."""
         if self.options.max_hold is not None:
             return self.options.max_hold
-        limit: float | None = time_limit or self.app.conf.task_time_limit
+        limit = time_limit or self._time_limit
         return limit + 10.0 if limit else math.inf
 
 
@@ -169,12 +170,17 @@ def _signature(task: type) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
+def bound_to(task: Any, handler: Any) -> Any:
+    """Return a handler as the task would find it: a function as its method, a static or class method as it is meant."""
+    return handler.__get__(task, type(task)) if hasattr(handler, "__get__") else handler
+
+
 def quiet_contention(on_retry: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a task's `on_retry`, which is for retries of its own code, so that waiting does not call it."""
 
     @functools.wraps(on_retry)
     def quiet(self: Any, exc: BaseException, *args: Any, **kwargs: Any) -> Any:
-        return None if isinstance(exc, Contended) else on_retry(self, exc, *args, **kwargs)
+        return None if isinstance(exc, Contended) else bound_to(self, on_retry)(exc, *args, **kwargs)
 
     quiet.is_quiet = True  # type: ignore[attr-defined]
     return quiet

@@ -6,10 +6,12 @@ layers around it: they cost as much as the call itself. A cluster keeps redis-py
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import re
 import time
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from redis.exceptions import (
@@ -54,6 +56,7 @@ _TRANSIENT: Final = (
     RedisTimeoutError,
     TryAgainError,
 )
+_LINES: Final = b"$%d\r\n%b\r\n"
 #: What redis-py has no class for, and what Redis 6.2 wraps into an error of the script.
 _TRANSIENT_REPLIES: Final = re.compile(
     r"^(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOREPLICAS|TRYAGAIN|UNBLOCKED)\b"
@@ -98,7 +101,7 @@ class DirectConnections:
 
     def run_many(self, script: Script, keys: int, calls: Sequence[Sequence[Value]]) -> list[Any]:  # noqa: D102
         def once(script: Script, keys: int, _: Sequence[Value]) -> list[Any]:
-            packed = b"".join(_pack(b"EVALSHA", script.sha, keys, values) for values in calls)
+            packed = b"".join(_pack("EVALSHA", script.sha, keys, values) for values in calls)
             return self._exchange([packed], len(calls), partly=True)
 
         replies = _persist(once, script, keys, calls[0]) if calls else []
@@ -115,9 +118,9 @@ class DirectConnections:
             connection.disconnect()
 
     def _run_once(self, script: Script, keys: int, values: Sequence[Value]) -> Any:
-        reply = self._exchange((_pack(b"EVALSHA", script.sha, keys, values),), 1)[0]
+        reply = self._exchange((_pack("EVALSHA", script.sha, keys, values),), 1)[0]
         if isinstance(reply, NoScriptError):
-            reply = self._exchange((_pack(b"EVAL", script.source, keys, values),), 1)[0]
+            reply = self._exchange((_pack("EVAL", script.source, keys, values),), 1)[0]
         return reply
 
     def _exchange(self, packed: Sequence[bytes], replies: int, *, partly: bool = False) -> list[Any]:
@@ -198,9 +201,10 @@ def _persist(once: Callable[[Script, int, Sequence[Value]], Any], script: Script
             failure = error
         except RedisError as error:
             failure = error
-    # What redis-py says of Sentinels may quote their password.
-    said = "no Sentinel names a primary" if isinstance(failure, MasterNotFoundError) else failure
-    raise StoreUnavailable(f"the store did not run {script.name} in {len(_PAUSES)} attempts: {said}") from failure
+    attempts = f"the store did not run {script.name} in {len(_PAUSES)} attempts"
+    if isinstance(failure, MasterNotFoundError):
+        raise StoreUnavailable(f"{attempts}: no Sentinel names a primary") from None  # it may quote a password
+    raise StoreUnavailable(f"{attempts}: {failure}") from failure
 
 
 def _or_error(run: Callable[[Script, int, Sequence[Value]], Any], script: Script, keys: int, values: Sequence[Value]) -> Any:
@@ -210,9 +214,19 @@ def _or_error(run: Callable[[Script, int, Sequence[Value]], Any], script: Script
         return error
 
 
-def _pack(command: bytes, script: str, keys: int, values: Sequence[Value]) -> bytes:
-    parts = [b"*%d\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(values) + 3, len(command), command, len(script), script.encode())]
-    for value in (keys, *values):
-        data = value.encode() if isinstance(value, str) else value if isinstance(value, bytes) else b"%d" % value
-        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
-    return b"".join(parts)
+@functools.lru_cache(maxsize=64)
+def _frame(command: str, script: str, keys: int, values: int) -> bytes:
+    """Return the command in the protocol of Redis, with a place for the length and the bytes of each value."""
+    head = [command.encode(), script.encode(), b"%d" % keys]
+    return (
+        b"*%d\r\n" % (values + 3) + b"".join(_LINES % (len(word), word.replace(b"%", b"%%")) for word in head) + _LINES * values
+    )
+
+
+def _bytes(value: Value) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _pack(command: str, script: str, keys: int, values: Sequence[Value]) -> bytes:
+    words = [value.encode() if type(value) is str else _bytes(value) for value in values]
+    return _frame(command, script, keys, len(words)) % tuple(chain.from_iterable(zip(map(len, words), words, strict=True)))

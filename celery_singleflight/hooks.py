@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery import signals, states
+from celery import signals
 
 from celery_singleflight.binding import only_binding
 from celery_singleflight.coordination import coordinations
-from celery_singleflight.outcome import ENDED_MARK
 from celery_singleflight.publish import stamp
 from celery_singleflight.task import publishing
 
@@ -23,14 +22,6 @@ def stamp_message(sender: str, headers: Any = None, body: Any = None, properties
         stamp(sender, binding, headers, body, properties)
 
 
-def settle_trigger(task: Any, state: str | None = None, **_: Any) -> None:
-    """Note that Celery has sent what follows a run: the last that happens to its request."""
-    ended = getattr(task.request, ENDED_MARK, None)
-    if ended is not None and state in states.READY_STATES:
-        heartbeat, record, owner = ended
-        heartbeat.settle(record, owner)
-
-
 def leave(**_: Any) -> None:
     """Settle what is left before the process goes."""
     for place in coordinations():
@@ -40,6 +31,5 @@ def leave(**_: Any) -> None:
 def connect_hooks() -> None:
     """Connect the receivers; again does nothing."""
     signals.before_task_publish.connect(stamp_message, dispatch_uid="singleflight.stamp_message")
-    signals.task_postrun.connect(settle_trigger, dispatch_uid="singleflight.settle_trigger")
     signals.worker_process_shutdown.connect(leave, dispatch_uid="singleflight.leave")
     signals.worker_shutdown.connect(leave, dispatch_uid="singleflight.leave")

@@ -45,13 +45,18 @@ class Option:
         """Return the value to use. Raises `OptionError` that says what was expected and what came."""
         try:
             checked = self.check(value)
-        except (TypeError, ValueError):
+        except (OverflowError, TypeError, ValueError):
             checked = None
         if checked is None:
             is_later = self.name == "contention_policy" and value in _LATER_POLICIES
             note = f"; {value!r} is planned and not in this version" if is_later else _nearest_word(value, self)
-            raise OptionError(f"{where}: expected {self.expected}, got {value!r}{note}")
+            raise OptionError(f"{where}: expected {self.expected}, got {_shown(value)}{note}")
         return checked
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _one_of(*words: str) -> Callable[[Any], Any]:
@@ -154,5 +159,5 @@ def read_options(task_name: str, given: Callable[[str], Any], conf: Mapping[str,
 
 def _nearest_word(value: Any, option: Option) -> str:
     words = option.expected.replace("'", "").replace(" or ", ", ").split(", ")
-    nearest = get_close_matches(value, words, n=1) if isinstance(value, str) and "'" in option.expected else None
+    nearest = get_close_matches(value.lower(), words, n=1) if isinstance(value, str) and "'" in option.expected else None
     return f"; did you mean {nearest[0]!r}?" if nearest else ""

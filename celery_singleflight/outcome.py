@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from celery_singleflight import headers as header, signals
 from celery_singleflight.canvas import in_chord_header, stop_chain
@@ -14,18 +14,26 @@ from celery_singleflight.results import decode, decode_error
 if TYPE_CHECKING:
     from celery_singleflight.trigger import Trigger
 
-__all__ = ("ENDED_MARK", "answer", "ended")
+__all__ = ("answer", "ended", "settle")
 
 logger = logging.getLogger(__name__)
 
-#: Name of the mark on a request whose trigger has its outcome: (heartbeat, record, owner), read at `task_postrun`.
-ENDED_MARK = "_singleflight_ended"
+#: Name of the mark on a request whose trigger has its outcome: (heartbeat, record, owner).
+_ENDED: Final = "_singleflight_ended"
 
 
 def ended(trigger: Trigger) -> None:
     """Mark the request, so that the trigger is settled once Celery has sent what follows it."""
     claim = trigger.claim
-    setattr(trigger.request, ENDED_MARK, (trigger.binding.coordination.heartbeat, claim.record, claim.owner))
+    setattr(trigger.request, _ENDED, (trigger.binding.coordination.heartbeat, claim.record, claim.owner))
+
+
+def settle(request: Any) -> None:
+    """Note that Celery has stored the result of a request and sent its callbacks; does nothing the second time."""
+    mark = request.__dict__.pop(_ENDED, None)
+    if mark is not None:
+        heartbeat, record, owner = mark
+        heartbeat.settle(record, owner)
 
 
 def answer(trigger: Trigger, end: Ended) -> Any:

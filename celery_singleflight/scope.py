@@ -56,9 +56,9 @@ class Arguments:
             if name not in self.names and not self.is_open:
                 meant = nearest(name, self.names)
                 raise OptionError(
-                    f"{option}: there is no argument {name}; "
-                    + (f"did you mean {meant}? " if meant else "")
-                    + (f"Expected one of {', '.join(self.names)}" if self.names else "The task has no arguments")
+                    f"{option}: there is no argument {name}"
+                    + (f", did you mean {meant}?" if meant else ".")
+                    + (f" Expected one of {', '.join(self.names)}" if self.names else " The task has no arguments")
                 )
 
 
@@ -97,8 +97,8 @@ def _template(option: str, template: str, arguments: Arguments) -> Callable[[Map
         match = _FIELD.match(field)
         if match is None or conversion or "{" in (spec or ""):
             raise OptionError(
-                f"{option}: {template!r} has a field {{{field}}}, expected an argument name with attributes or items, "
-                "such as {account.id} or {order[id]}"
+                f"{option}: {template!r} has the field {_as_written(field, spec, conversion)}, expected an argument name with "
+                "public attributes, items and a format, such as {account.id}, {order[id]} or {day:%Y-%m}"
             )
         arguments.require(option, [match[1]])
         parts.append((literal, match[1], [a or b for a, b in _STEP.findall(match[2])], spec or ""))
@@ -110,7 +110,7 @@ def _template(option: str, template: str, arguments: Arguments) -> Callable[[Map
     if not any(name for _, name, _, _ in parts):
         raise OptionError(
             f"{option}: {template!r} names no argument, so every call would have one key; expected a field such as "
-            "{account.id}, or () for the task as a whole"
+            "{account.id}" + (", or () for the task as a whole" if option.endswith("lock_on") else "")
         )
 
     def scope(bound: Mapping[str, Any]) -> list[Any]:
@@ -122,6 +122,10 @@ def _template(option: str, template: str, arguments: Arguments) -> Callable[[Map
         ]
 
     return scope
+
+
+def _as_written(field: str, spec: str | None, conversion: str | None) -> str:
+    return "{" + field + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "") + "}"
 
 
 def _walk(option: str, value: Any, steps: list[str]) -> Any:
@@ -145,7 +149,7 @@ def _text(value: Any, spec: str, option: str) -> str:
         except (TypeError, ValueError) as error:
             raise LockKeyError(f"{option}: {type(value).__name__} cannot be formatted as {spec!r}: {error}") from error
     form = plain(value)
-    return form if isinstance(form, str) else canonical(form)
+    return form if isinstance(form, str) else canonical(value)
 
 
 def _function(option: str, function: Callable[..., Any], arguments: Arguments) -> Callable[[Mapping[str, Any]], list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -22,6 +23,9 @@ __all__ = ("connect", "without_password")
 
 #: Seconds. A store that has not answered by then is asked again on a new connection.
 _TIMEOUTS: Final = {"socket_timeout": 2.0, "socket_connect_timeout": 1.0}
+_OF_A_CLUSTER: Final = inspect.signature(redis.cluster.RedisCluster.__init__).parameters
+#: In this version of the protocol nothing comes but replies.
+_PROTOCOL: Final = {"protocol": 2}
 #: Celery's spellings of a URL scheme, and redis-py's.
 _SCHEMES: Final = {"redis": "redis", "rediss": "rediss", "unix": "unix", "socket": "unix", "redis+socket": "unix"}
 
@@ -33,42 +37,55 @@ def connect(url: str, options: Mapping[str, Any]) -> Connections:
     Raises `ConfigurationError` for a URL that is not redis://, rediss://, unix://, redis+cluster:// or sentinel://, and for an
     option that no connection has.
     """
-    settings = {**_TIMEOUTS, **options}
+    settings = {**_PROTOCOL, **_TIMEOUTS, **options}
     master = settings.pop("master_name", None)
     scheme, _, rest = url.partition("://")
-    if scheme.endswith("+cluster"):
-        cluster_url = f"{scheme.removesuffix('+cluster')}://{rest}"
-        return ClientConnections(lambda: redis.cluster.RedisCluster.from_url(cluster_url, **settings), spans_slots=False)
-    settings["retry"] = Retry(NoBackoff(), 0)
     try:
+        if scheme.endswith("+cluster"):
+            cluster_url = _from_celery(scheme.removesuffix("+cluster"), rest)
+            _database(cluster_url)
+            own = {name: value for name, value in settings.items() if name not in _OF_A_CLUSTER}
+            _direct(redis.ConnectionPool.from_url(cluster_url, **own))  # says what is wrong before the first script does
+            return ClientConnections(lambda: redis.cluster.RedisCluster.from_url(cluster_url, **settings), spans_slots=False)
+        settings["retry"] = Retry(NoBackoff(), 0)
         if scheme == "sentinel":
             return _direct(_sentinel_pool(url, master, settings))
         if scheme in _SCHEMES:
             first = rest.split(";", 1)[0]
             if scheme in ("redis", "rediss"):
-                int(urlsplit(f"{scheme}://{first}").path.strip("/") or 0)  # redis-py would take any other text for database 0
+                _database(f"{scheme}://{first}")
             return _direct(redis.ConnectionPool.from_url(_from_celery(_SCHEMES[scheme], first), **settings))
-    except (ValueError, redis.RedisError) as error:
+    except (ValueError, redis.RedisError):
         # What the parser says may quote a part of the password.
         raise ConfigurationError(
-            f"singleflight_url {without_password(url)} cannot be used: expected "
-            "scheme://[user:password@]host[:port]/[database][?option=value], with special characters percent-encoded"
-        ) from error
+            f"the store at {without_password(url)} cannot be used: expected "
+            "scheme://[user:password@]host[:port]/[database][?option=value], special characters percent-encoded; its options "
+            "and singleflight_transport_options must have values that redis-py takes"
+        ) from None
     raise ConfigurationError(
-        f"singleflight_url {without_password(url)} cannot be used: expected redis://, rediss://, unix://, "
+        f"the store at {without_password(url)} cannot be used: expected redis://, rediss://, unix://, "
         "redis+cluster:// or sentinel://"
     )
+
+
+def _database(url: str) -> int:
+    """Return the database of a URL, where redis-py would take any other text for 0. Raises `ValueError`."""
+    return int(urlsplit(url).path.strip("/") or 0)
 
 
 def _direct(pool: redis.ConnectionPool) -> DirectConnections:
     try:
         pool.make_connection()  # it opens nothing, and says now what the first script would say
     except TypeError as error:
-        raise ConfigurationError(
-            "the arguments of singleflight_url and singleflight_transport_options: expected those of a redis-py connection, "
-            f"got one that it does not take: {str(error).rpartition(' ')[2]}"
-        ) from error
+        raise _unknown_argument(error) from error
     return DirectConnections(pool)
+
+
+def _unknown_argument(error: TypeError) -> ConfigurationError:
+    return ConfigurationError(
+        "the arguments of singleflight_url and singleflight_transport_options: expected those of a redis-py connection, "
+        f"got one that it does not take: {str(error).rpartition(' ')[2]}"
+    )
 
 
 def without_password(url: str) -> str:
@@ -98,11 +115,13 @@ def _sentinel_pool(url: str, master: str | None, settings: dict[str, Any]) -> re
     login = {
         "username": unquote(first.username) if first.username else None,
         "password": unquote(first.password) if first.password else None,
-        "db": int(first.path.strip("/") or 0),
+        "db": _database(servers[0].geturl()),
     }
-    sentinel_settings = {**_TIMEOUTS, "retry": settings["retry"], **(settings.pop("sentinel_kwargs", None) or {})}
-    sentinel = redis.sentinel.Sentinel(
-        [(server.hostname, server.port or 26379) for server in servers], sentinel_kwargs=sentinel_settings, **settings
-    )
+    sentinel_settings = {**_PROTOCOL, **_TIMEOUTS, "retry": settings["retry"], **(settings.pop("sentinel_kwargs", None) or {})}
+    addresses = [(server.hostname, server.port or 26379) for server in servers]
+    try:
+        sentinel = redis.sentinel.Sentinel(addresses, sentinel_kwargs=sentinel_settings, **settings)
+    except TypeError as error:
+        raise _unknown_argument(error) from error
     pool: redis.ConnectionPool = redis.sentinel.SentinelConnectionPool(master, sentinel, **{**login, **settings})
     return pool

@@ -70,10 +70,13 @@ def check_settings(settings: Iterable[str], namespace: str | None) -> None:
             continue
         bare = lower.removeprefix(PREFIX)
         if bare in OPTIONS and bare not in TASK_OPTIONS:
-            raise OptionError(f"the Celery settings: {name}: {bare} is given per call, in apply_async")
+            raise OptionError(
+                f"the Celery settings: {name}: {bare} is given per call, in apply_async; for a key made from the arguments use "
+                f"{_in_namespace(PREFIX + 'idempotent_on', namespace)}"
+            )
         if lower not in known:
-            guess = PREFIX + _GUESSES[bare] if bare in _GUESSES else None
-            meant = spelled.get(guess or nearest(lower, known, 0.5) or "")
+            guess = _GUESSES.get(bare) or nearest(bare, [each.removeprefix(PREFIX) for each in known])
+            meant = spelled[PREFIX + guess] if guess else None
             _refuse("the Celery settings", name, bare, spelled.values(), meant)
         if name not in {spelled[lower], lower}:
             raise OptionError(f"the Celery settings: {name} is not read; write {spelled[lower]}")
@@ -82,9 +85,12 @@ def check_settings(settings: Iterable[str], namespace: str | None) -> None:
 def check_call(task_name: str, names: Iterable[str]) -> None:
     """Refuse what is given to a call and looks like a call option. Raises `OptionError`."""
     for name in names:
-        if name in OPTIONS:
+        bare = name.removeprefix(PREFIX)
+        known = bare if bare in TASK_OPTIONS else _GUESSES.get(bare)
+        if known and known not in CALL_OPTIONS:
+            meant = "" if known == name else f": {known}"
             raise OptionError(
-                f"call of {task_name}: {name} is an option of the task, not of a call; per call there are "
+                f"call of {task_name}: {name}{meant} is an option of the task, not of a call; per call there are "
                 f"{', '.join(sorted(CALL_OPTIONS))}"
             )
         if _resembles(name, tuple(CALL_OPTIONS)):
@@ -115,5 +121,5 @@ def _refuse(where: str, name: str, bare: str, known: Iterable[str], meant: str |
         raise OptionError(f"{where}: {name} is planned and not in this version; expected one of {', '.join(names)}")
     guess = _GUESSES.get(bare)
     meant = meant or (guess if guess in names else None) or nearest(bare, names, 0.5)
-    question = f"did you mean {meant}? " if meant else ""
-    raise OptionError(f"{where}: there is no {name}; {question}Expected one of {', '.join(names)}")
+    question = f", did you mean {meant}?" if meant else "."
+    raise OptionError(f"{where}: there is no {name}{question} Expected one of {', '.join(names)}")

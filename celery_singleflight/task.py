@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from celery.app.task import Task
 from kombu.utils.imports import symbol_by_name
 
-from celery_singleflight.binding import Binding, is_protected, quiet_contention
+from celery_singleflight.binding import Binding, bound_to, is_protected, quiet_contention
 from celery_singleflight.direct import call_directly
 from celery_singleflight.errors import Contended, SingleflightError
 from celery_singleflight.lease import holdings, is_inside
+from celery_singleflight.outcome import settle
 from celery_singleflight.publish import move_call_options
 from celery_singleflight.run import run_trigger
 from celery_singleflight.worker import RequestClass
@@ -109,6 +110,13 @@ class SingleflightTask(Task):
             return super().__call__(*args, **kwargs)
         return _perform(self, super().__call__, args, kwargs)
 
+    def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Celery's handler of that name. A task may override it as it likes."""
+        try:
+            super().after_return(status, retval, task_id, args, kwargs, einfo)
+        finally:
+            settle(self.request)
+
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> AsyncResult:
         """Publish the task as Celery does; also takes the call options of this package.
 
@@ -149,6 +157,7 @@ def _adapt(cls: type[SingleflightTask], app: Celery) -> None:
     if on_retry is not Task.on_retry and not hasattr(on_retry, "is_quiet"):
         cls.on_retry = quiet_contention(on_retry)
     _postpone_before_start(cls)
+    _settle_after_return(cls)
     _stand_around(cls)
     for fixup in getattr(app, "_fixups", ()):
         if type(fixup).__name__ == "DjangoFixup" and not hasattr(cls, "delay_on_commit"):
@@ -161,16 +170,36 @@ def _postpone_before_start(cls: type[SingleflightTask]) -> None:
     """Let the run call `before_start` under its lease, and not Celery for each delivery."""
     found = inspect.getattr_static(cls, "before_start")
     own = getattr(found, "postponed", found)
-    if own is Task.before_start or ("before_start" in vars(cls) and found is not own):
+    if own is Task.before_start:
+        cls.own_before_start = None
+        return
+    if "before_start" in vars(cls) and found is not own:
         return
 
     def before_start(self: SingleflightTask, *args: Any, **kwargs: Any) -> None:
         if type(self) is not cls:  # `super().before_start(…)` of a task derived from this one
-            own(self, *args, **kwargs)
+            bound_to(self, own)(*args, **kwargs)
 
     before_start.postponed = own  # type: ignore[attr-defined]
     cls.own_before_start = own
     cls.before_start = before_start
+
+
+def _settle_after_return(cls: type[SingleflightTask]) -> None:
+    """Settle a trigger also where the task's own `after_return` does not call ours."""
+    own = inspect.getattr_static(cls, "after_return")
+    if own is SingleflightTask.after_return or hasattr(own, "settles"):
+        return
+
+    @functools.wraps(own)
+    def after_return(self: SingleflightTask, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return bound_to(self, own)(*args, **kwargs)
+        finally:
+            settle(self.request)
+
+    after_return.settles = True  # type: ignore[attr-defined]
+    cls.after_return = after_return  # type: ignore[method-assign]
 
 
 def _stand_around(cls: type[SingleflightTask]) -> None:

@@ -120,8 +120,8 @@ class Trigger:
         raise Ignore(why)
 
     def _waits(self) -> int:
-        for name in self.headers:
-            if name.startswith(PREFIX) and name not in _HEADERS:
+        for name in self.headers.keys() - _HEADERS:
+            if name.startswith(PREFIX):
                 logger.warning("%s[%s] has a header %s, which means nothing here", self.task.name, self.request.id, name)
         waits = self.headers.get(header.WAITS, 0)
         if not isinstance(waits, int):

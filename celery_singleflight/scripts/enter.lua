@@ -40,6 +40,11 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
+-- The reply of the good path is made of what costs its reader least.
+local function acquired(fenced, run_of, attempt)
+  return {redis.status_reply('acquired'), tonumber(fenced), redis.status_reply(run_of), attempt}
+end
+
 -- A key lives at least this long from now; what another holder needs longer is not cut.
 local function keep(key, ms)
   if redis.call('PTTL', key) < ms then
@@ -56,7 +61,7 @@ local is_running = holder and tonumber(until_ms) > now
 
 if is_running and holder == owner then
   -- Asked again, because the reply was lost.
-  return {'acquired', token, run_id, tonumber(attempts)}
+  return acquired(token, run_id, tonumber(attempts))
 end
 
 newest = tonumber(newest)
@@ -198,4 +203,4 @@ else
 end
 redis.call('HSET', execution, unpack(record))
 keep(execution, tonumber(ttl_ms) + math.max(tonumber(keep_ms), separate and 0 or 3600000) + 60000)
-return {'acquired', token, run_id, attempts}
+return acquired(token, run_id, attempts)

@@ -354,7 +354,6 @@ def test_a_transport_option_that_no_connection_has_is_refused(url, options):
         connect(url, options)
 
 
-@pytest.mark.xfail(raises=ConfigurationError, reason="they are tried on a connection to one server")
 @pytest.mark.parametrize("options", [{"require_full_coverage": False}, {"read_from_replicas": False}], ids=str)
 def test_what_redis_pys_cluster_takes_is_given_to_it(options):
     client = connect("redis+cluster://127.0.0.1:1", options)

@@ -221,7 +221,7 @@ def test_a_template_that_does_not_fit_the_call_makes_no_key(template, value, mes
 
 
 NO_FIELD = (
-    "lock_on: {!r} has a field that is more than an argument name with attributes, items and a format, expected one such as "
+    "lock_on: {0!r} has the field {0}, expected an argument name with public attributes, items and a format, such as "
     "{{account.id}}, {{order[id]}} or {{day:%Y-%m}}"
 )
 
@@ -249,6 +249,7 @@ def test_a_bare_name_is_refused_with_the_two_ways_to_write_it():
 def test_a_template_without_a_field_is_refused(template):
     assert refusal(pay, template) == (
         f"lock_on: {template!r} names no argument, so every call would have one key; expected a field such as {{account.id}}"
+        ", or () for the task as a whole"
     )
 
 
