@@ -36,7 +36,7 @@ def test_a_process_per_task_keeps_its_lease_and_settles_before_it_leaves(start_p
     records = [
         name
         for name in store.scan_iter("*:trigger:*")
-        if store.hget(name, "outcome") and key in store.hget(name, "lock_key").decode()
+        if store.hget(name, "outcome") and key.encode() in (store.hget(name, "lock_key") or b"")
     ]
     assert len(records) == 3
     wait_until(lambda: all(store.hget(name, "settled") for name in records), 5, "each was settled")
