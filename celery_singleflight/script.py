@@ -62,14 +62,17 @@ class Script:
         missing, extra = sorted(names - named.keys()), sorted(named.keys() - names)
         raise TypeError(f"script {self.name}: missing {missing}, not declared {extra}")
 
-    def reply(self, raw: Sequence[Any]) -> Any:
+    def reply(self, raw: Sequence[Any] | bytes) -> Any:
         """Return the reply as the named tuple its header declares; the first field, `word`, tells which.
+
+        A script answers with a list, or with lines of text where no part can hold a line break: they cost both sides less.
 
         Raises `ScriptError` when the header declares no such reply.
         """
         try:
-            word = raw[0].decode()
-            return self._replies[word](word, *raw[1:])
+            parts: Sequence[Any] = raw.split(b"\n") if isinstance(raw, bytes) else raw
+            word = parts[0].decode()
+            return self._replies[word](word, *parts[1:])
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ScriptError(f"script {self.name} answered {raw!r}, expected one of {sorted(self._replies)}") from error
 

@@ -32,4 +32,4 @@ elseif generation ~= '' and redis.call('EXISTS', trigger) == 1 then
     redis.call('HDEL', trigger, 'copy')
   end
 end
-return {'abandoned'}
+return 'abandoned'

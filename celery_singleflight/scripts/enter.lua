@@ -40,9 +40,8 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
--- The reply of the good path is made of what costs its reader least.
-local function acquired(fenced, run_of, attempt)
-  return {redis.status_reply('acquired'), tonumber(fenced), redis.status_reply(run_of), attempt}
+local function acquired(...)
+  return table.concat({'acquired', ...}, '\n')
 end
 
 -- A key lives at least this long from now; what another holder needs longer is not cut.
@@ -52,12 +51,15 @@ local function keep(key, ms)
   end
 end
 
-local newest, counts, outcome, settled, by, ended_ms = unpack(
-  redis.call('HMGET', trigger, 'generation', 'copy', 'outcome', 'settled', 'by', 'ended_ms'))
-local holder, until_ms, since_ms, token, run_id, attempts, runs, on, done, runs_generation = unpack(
-  redis.call('HMGET', execution, 'owner', 'until_ms', 'since_ms', 'fence', 'run', 'attempt', 'task_id', 'worker', 'outcome',
-             'run_generation'))
-local is_running = holder and tonumber(until_ms) > now
+local holder, until_ms, since_ms, token, run_id, attempts, runs, on, runs_generation, done, newest, counts, settled, by,
+  ended_ms = unpack(redis.call('HMGET', execution, 'owner', 'until_ms', 'since_ms', 'fence', 'run', 'attempt', 'task_id',
+                               'worker', 'run_generation', 'outcome', 'generation', 'copy', 'settled', 'by', 'ended_ms'))
+local outcome = done
+if separate then
+  newest, counts, outcome, settled, by, ended_ms = unpack(
+    redis.call('HMGET', trigger, 'generation', 'copy', 'outcome', 'settled', 'by', 'ended_ms'))
+end
+local is_running = holder and holder ~= '' and tonumber(until_ms) > now
 
 if is_running and holder == owner then
   -- Asked again, because the reply was lost.
@@ -182,7 +184,11 @@ else
   end
   token = text(token)
   redis.call('HSET', lease, owner, table.concat({text(mine.ends), text(now), token, worker, task_id}, '\n'))
-  keep(lease, tonumber(ttl_ms) + 60000)
+  if holders > 0 then
+    keep(lease, tonumber(ttl_ms) + 60000)
+  else
+    redis.call('PEXPIRE', lease, text(ttl_ms + 60000))
+  end
 end
 
 if outcome then
@@ -202,5 +208,10 @@ else
   record[#record + 1] = copy
 end
 redis.call('HSET', execution, unpack(record))
-keep(execution, tonumber(ttl_ms) + math.max(tonumber(keep_ms), separate and 0 or 3600000) + 60000)
+local lives = tonumber(ttl_ms) + math.max(tonumber(keep_ms), separate and 0 or 3600000) + 60000
+if attempts > 1 or newest then
+  keep(execution, lives)
+else
+  redis.call('PEXPIRE', execution, text(lives))
+end
 return acquired(token, run_id, attempts)

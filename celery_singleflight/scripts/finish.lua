@@ -25,13 +25,14 @@ local separate = execution ~= trigger
 
 local holder, done, by, since_ms, attempts = unpack(
   redis.call('HMGET', execution, 'owner', 'outcome', 'by', 'since_ms', 'attempt'))
+holder = holder ~= '' and holder
 local ended, ended_by = done, by
 if separate then
   ended, ended_by = unpack(redis.call('HMGET', trigger, 'outcome', 'by'))
 end
 if ended then
   if ended_by == owner then
-    return {'finished'}
+    return 'finished'
   end
   return {'refused', ended_by or '', ended}
 end
@@ -77,8 +78,7 @@ if separate then
   end
   redis.call('PEXPIRE', trigger, keep_ms)
 end
-redis.call('HDEL', execution, 'owner', 'until_ms')
-redis.call('HSET', execution, 'outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', ended_ms,
+redis.call('HSET', execution, 'owner', '', 'outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', ended_ms,
            'content_type', content_type, 'content_encoding', content_encoding, 'body', body)
 redis.call('PEXPIRE', execution, keep_ms)
-return {'finished'}
+return 'finished'

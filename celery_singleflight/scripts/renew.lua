@@ -22,6 +22,7 @@ if tonumber(until_ms) <= now then
   return {'lost', 'expired'}
 end
 local holder = redis.call('HGET', execution, 'owner')
+holder = holder ~= '' and holder
 if holder and holder ~= owner then
   return {'lost', 'taken'}
 end
