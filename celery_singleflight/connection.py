@@ -6,12 +6,10 @@ layers around it: they cost as much as the call itself. A cluster keeps redis-py
 
 from __future__ import annotations
 
-import functools
 import os
 import random
 import re
 import time
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from redis.exceptions import (
@@ -31,6 +29,7 @@ from redis.exceptions import (
 from redis.sentinel import MasterNotFoundError
 
 from celery_singleflight.errors import ConfigurationError, ScriptError, StoreUnavailable
+from celery_singleflight.wire import ReplyError, exchange, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,11 +55,9 @@ _TRANSIENT: Final = (
     RedisTimeoutError,
     TryAgainError,
 )
-_LINES: Final = b"$%d\r\n%b\r\n"
-#: What redis-py has no class for, and what Redis 6.2 wraps into an error of the script.
+#: By its first word, also where Redis 6.2 wraps it into an error of the script.
 _TRANSIENT_REPLIES: Final = re.compile(
-    r"^(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOREPLICAS|TRYAGAIN|UNBLOCKED)\b"
-    r"|: -(CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOREPLICAS|OOM|READONLY)\b"
+    r"(^|: -)(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOAUTH|NOREPLICAS|OOM|READONLY|TRYAGAIN|UNBLOCKED)\b"
 )
 
 
@@ -101,15 +98,12 @@ class DirectConnections:
 
     def run_many(self, script: Script, keys: int, calls: Sequence[Sequence[Value]]) -> list[Any]:  # noqa: D102
         def once(script: Script, keys: int, _: Sequence[Value]) -> list[Any]:
-            packed = b"".join(_pack("EVALSHA", script.sha, keys, values) for values in calls)
-            return self._exchange([packed], len(calls), partly=True)
+            return self._exchange(b"".join(pack("EVALSHA", script.sha, keys, values) for values in calls), len(calls))
 
         replies = _persist(once, script, keys, calls[0]) if calls else []
         for n, reply in enumerate(replies):
-            if isinstance(reply, NoScriptError):
-                replies[n] = _or_error(self.run, script, keys, calls[n])
-            elif isinstance(reply, ResponseError):
-                replies[n] = ScriptError(f"script {script.name} failed: {reply}")
+            if isinstance(reply, ReplyError):
+                replies[n] = _or_error(self.run, script, keys, calls[n]) if _is_unknown(reply) else _failed(script, reply)
         return replies
 
     def close(self) -> None:  # noqa: D102
@@ -118,28 +112,25 @@ class DirectConnections:
             connection.disconnect()
 
     def _run_once(self, script: Script, keys: int, values: Sequence[Value]) -> Any:
-        reply = self._exchange((_pack("EVALSHA", script.sha, keys, values),), 1)[0]
-        if isinstance(reply, NoScriptError):
-            reply = self._exchange((_pack("EVAL", script.source, keys, values),), 1)[0]
+        reply = self._exchange(pack("EVALSHA", script.sha, keys, values), 1)[0]
+        if isinstance(reply, ReplyError):
+            if not _is_unknown(reply):
+                raise reply
+            reply = self._exchange(pack("EVAL", script.source, keys, values), 1)[0]
+            if isinstance(reply, ReplyError):
+                raise reply
         return reply
 
-    def _exchange(self, packed: Sequence[bytes], replies: int, *, partly: bool = False) -> list[Any]:
-        """Send calls and return their replies; a `NoScriptError` is one, and with `partly` so is what failed by itself."""
+    def _exchange(self, packed: bytes, replies: int) -> list[Any]:
+        """Send calls and return their replies. Raises `ReplyError` when the server cannot work now."""
         connection = self._take()
-        answers: list[Any] = []
         try:
-            connection.send_packed_command(packed, check_health=False)
-            while len(answers) < replies:
-                try:
-                    answers.append(connection.read_response(disable_decoding=True))
-                except ResponseError as error:
-                    if isinstance(error, _TRANSIENT) or not (partly or isinstance(error, NoScriptError)):
-                        raise
-                    answers.append(error)
+            answers = exchange(connection._sock, packed, replies)  # noqa: SLF001, as redis-py's own parsers do
+            _refuse_transient(answers)
         except BaseException as error:
             # Whatever interrupted the exchange, an unread reply must never answer the next call.
             connection.disconnect()
-            if isinstance(error, OSError | RedisConnectionError):
+            if isinstance(error, OSError):
                 self.close()  # what this connection went through, the idle ones did too
             raise
         self._idle.append(connection)
@@ -195,9 +186,9 @@ def _persist(once: Callable[[Script, int, Sequence[Value]], Any], script: Script
             return once(script, keys, values)
         except _TRANSIENT as error:
             failure = error
-        except ResponseError as error:
+        except (ReplyError, ResponseError) as error:
             if not _TRANSIENT_REPLIES.search(str(error)):
-                raise ScriptError(f"script {script.name} failed: {error}") from error
+                raise _failed(script, error) from error
             failure = error
         except RedisError as error:
             failure = error
@@ -214,19 +205,15 @@ def _or_error(run: Callable[[Script, int, Sequence[Value]], Any], script: Script
         return error
 
 
-@functools.lru_cache(maxsize=64)
-def _frame(command: str, script: str, keys: int, values: int) -> bytes:
-    """Return the command in the protocol of Redis, with a place for the length and the bytes of each value."""
-    head = [command.encode(), script.encode(), b"%d" % keys]
-    return (
-        b"*%d\r\n" % (values + 3) + b"".join(_LINES % (len(word), word.replace(b"%", b"%%")) for word in head) + _LINES * values
-    )
+def _refuse_transient(answers: Sequence[Any]) -> None:
+    for answer in answers:
+        if isinstance(answer, ReplyError) and _TRANSIENT_REPLIES.search(str(answer)):
+            raise answer
 
 
-def _bytes(value: Value) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
+def _is_unknown(reply: ReplyError) -> bool:
+    return str(reply).startswith("NOSCRIPT")
 
 
-def _pack(command: str, script: str, keys: int, values: Sequence[Value]) -> bytes:
-    words = [value.encode() if type(value) is str else _bytes(value) for value in values]
-    return _frame(command, script, keys, len(words)) % tuple(chain.from_iterable(zip(map(len, words), words, strict=True)))
+def _failed(script: Script, error: Exception) -> ScriptError:
+    return ScriptError(f"script {script.name} failed: {error}")
