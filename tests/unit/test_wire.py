@@ -83,7 +83,7 @@ def test_a_long_reply_is_read_to_its_end(ends):
 def test_a_closed_connection_is_no_empty_reply(ends):
     ours, theirs = ends
     theirs.sendall(b"$5\r\nab")
-    theirs.close()
+    theirs.shutdown(socket.SHUT_WR)
     with pytest.raises(ConnectionResetError, match="closed"):
         exchange(ours, b"", 1)
 
