@@ -7,6 +7,7 @@ from celery_singleflight.direct import lock
 from celery_singleflight.errors import (
     ConfigurationError,
     Contended,
+    DeadLettered,
     FencingUnavailable,
     LeaseLost,
     LockKeyError,
@@ -25,6 +26,7 @@ from celery_singleflight.task import SingleflightTask
 __all__ = (
     "ConfigurationError",
     "Contended",
+    "DeadLettered",
     "Execution",
     "FencingUnavailable",
     "Lease",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-__all__ = ("Binding", "arguments_digest", "bound_to", "is_protected", "only_binding", "quiet_contention")
+__all__ = ("Binding", "arguments_digest", "bound_to", "is_protected", "lock_names", "only_binding", "quiet_contention")
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +117,16 @@ def only_binding(task_name: str) -> Binding | None:
     """Return the binding of that task, if it is a protected one of exactly one app in this process."""
     found = list(_bindings.get(task_name, ()))
     return found[0] if found and len({id(binding.app) for binding in found}) == 1 else None
+
+
+def lock_names(app: Celery) -> set[str]:
+    """Return the lock names of all protected tasks of an app."""
+    return {
+        binding.options.lock_name or binding.name
+        for bindings in list(_bindings.values())
+        for binding in list(bindings)
+        if binding.app is app
+    }
 
 
 def is_protected(task_name: str) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-if TYPE_CHECKING:
-    from celery_singleflight.keys import LockKey
+from celery_singleflight.keys import LockKey
 
-__all__ = ("Acquired", "Claim", "Encoded", "Ended", "Held", "OnHeld", "Outcome", "Record", "Refused", "Surplus")
+__all__ = ("Acquired", "Claim", "Encoded", "Ended", "Handout", "Held", "OnHeld", "Outcome", "Record", "Refused", "Surplus")
 
 OnHeld = Literal["wait", "skip", "reject", "ask"]
 
@@ -21,6 +20,8 @@ class Outcome(StrEnum):
     SKIPPED = "skipped"
     REJECTED = "rejected"
     TIMED_OUT = "timed out waiting"
+    DEAD_LETTERED = "dead-lettered"
+    REVOKED = "revoked"
 
 
 class Encoded(NamedTuple):
@@ -42,6 +43,17 @@ class Record(NamedTuple):
     execution_key: str | None
     has_trigger: bool = True
 
+    @property
+    def member(self) -> str:
+        """How the index of what is due names the trigger."""
+        return self.task_id if self.execution_key is None else f"{self.task_id}\n{self.execution_key}"
+
+    @classmethod
+    def of_member(cls, lock_name: str, member: str) -> Record:
+        """Return where the trigger of that name is recorded; its lock key is not known here."""
+        task_id, _, execution_key = member.partition("\n")
+        return cls(LockKey(lock_name, ""), task_id, execution_key or None)
+
 
 class Claim(NamedTuple):
     """What one delivery of a trigger asks of the store. Durations in seconds."""
@@ -60,6 +72,8 @@ class Claim(NamedTuple):
     generation: int = 0
     first_ms: str = ""
     grace: float = 0.0
+    message: bytes = b""
+    max_deliveries: int | None = None
 
 
 class Acquired(NamedTuple):
@@ -107,6 +121,18 @@ class Surplus(NamedTuple):
     """Another copy of the trigger's message is the one that counts."""
 
     why: str
+
+
+class Handout(NamedTuple):
+    """The message of a trigger that needs to be published again, as a copy made from `copy`.
+
+    `outcome` is empty when its run died; `times` counts how often it has been handed out since it entered.
+    """
+
+    message: bytes
+    copy: str
+    outcome: str
+    times: int
 
 
 class Refused(NamedTuple):

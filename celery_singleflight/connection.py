@@ -38,10 +38,12 @@ if TYPE_CHECKING:
 
     from celery_singleflight.script import Script, Value
 
-__all__ = ("ClientConnections", "Connections", "DirectConnections")
+__all__ = ("BRISK_PAUSES", "PAUSES", "ClientConnections", "Connections", "DirectConnections")
 
 #: Seconds before each attempt, jittered. redis-py's own default costs 3.2 s per call on a dead server.
-_PAUSES: Final = (0.0, 0.05, 0.2)
+PAUSES: Final = (0.0, 0.05, 0.2)
+#: The same where an event loop waits: one more attempt only, in case the first met a connection that had been closed.
+BRISK_PAUSES: Final = (0.0, 0.01)
 
 _TRANSIENT: Final = (
     BusyLoadingError,
@@ -88,19 +90,20 @@ class DirectConnections:
 
     spans_slots = True
 
-    def __init__(self, pool: ConnectionPool) -> None:
+    def __init__(self, pool: ConnectionPool, pauses: Sequence[float] = PAUSES) -> None:
         self._pool: Any = pool
+        self._pauses = pauses
         self._idle: list[Any] = []
         self._pid = os.getpid()
 
     def run(self, script: Script, keys: int, values: Sequence[Value]) -> Any:  # noqa: D102, as declared
-        return _persist(self._run_once, script, keys, values)
+        return _persist(self._run_once, self._pauses, script, keys, values)
 
     def run_many(self, script: Script, keys: int, calls: Sequence[Sequence[Value]]) -> list[Any]:  # noqa: D102
         def once(script: Script, keys: int, _: Sequence[Value]) -> list[Any]:
             return self._exchange(b"".join(pack("EVALSHA", script.sha, keys, values) for values in calls), len(calls))
 
-        replies = _persist(once, script, keys, calls[0]) if calls else []
+        replies = _persist(once, self._pauses, script, keys, calls[0]) if calls else []
         for n, reply in enumerate(replies):
             if isinstance(reply, ReplyError):
                 replies[n] = _or_error(self.run, script, keys, calls[n]) if _is_unknown(reply) else _failed(script, reply)
@@ -150,13 +153,14 @@ class DirectConnections:
 class ClientConnections:
     """A redis-py client that routes by itself: a cluster, or a fake in unit tests. Made at its first use."""
 
-    def __init__(self, make: Callable[[], Any], *, spans_slots: bool) -> None:
+    def __init__(self, make: Callable[[], Any], *, spans_slots: bool, pauses: Sequence[float] = PAUSES) -> None:
         self.spans_slots = spans_slots
+        self._pauses = pauses
         self._make = make
         self._client: Any = None
 
     def run(self, script: Script, keys: int, values: Sequence[Value]) -> Any:  # noqa: D102, as declared
-        return _persist(self._run_once, script, keys, values)
+        return _persist(self._run_once, self._pauses, script, keys, values)
 
     def run_many(self, script: Script, keys: int, calls: Sequence[Sequence[Value]]) -> list[Any]:  # noqa: D102
         return [_or_error(self.run, script, keys, values) for values in calls]
@@ -177,9 +181,15 @@ class ClientConnections:
             return self._client.eval(script.source, keys, *values)
 
 
-def _persist(once: Callable[[Script, int, Sequence[Value]], Any], script: Script, keys: int, values: Sequence[Value]) -> Any:
+def _persist(
+    once: Callable[[Script, int, Sequence[Value]], Any],
+    pauses: Sequence[float],
+    script: Script,
+    keys: int,
+    values: Sequence[Value],
+) -> Any:
     failure: Exception | None = None
-    for pause in _PAUSES:
+    for pause in pauses:
         if pause:
             time.sleep(random.uniform(pause / 2, pause))  # noqa: S311, jitter
         try:
@@ -192,7 +202,7 @@ def _persist(once: Callable[[Script, int, Sequence[Value]], Any], script: Script
             failure = error
         except RedisError as error:
             failure = error
-    attempts = f"the store did not run {script.name} in {len(_PAUSES)} attempts"
+    attempts = f"the store did not run {script.name} in {len(pauses)} attempts"
     if isinstance(failure, MasterNotFoundError):
         raise StoreUnavailable(f"{attempts}: no Sentinel names a primary") from None  # it may quote a password
     raise StoreUnavailable(f"{attempts}: {failure}") from failure

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
+from celery_singleflight.connection import BRISK_PAUSES
 from celery_singleflight.errors import ConfigurationError
 from celery_singleflight.heartbeat import Heartbeat
 from celery_singleflight.keys import KeySpace
@@ -26,14 +28,18 @@ _SHARED_OPTIONS: Final = ("master_name", "sentinel_kwargs")
 class Coordination:
     """The store of one app, and the heartbeat of this process on it."""
 
-    __slots__ = ("heartbeat", "store")
-
     def __init__(self, app: Celery) -> None:
         prefix = app.conf.get("singleflight_key_prefix") or "sf"
         if not isinstance(prefix, str) or set("{}") & set(prefix):
             raise ConfigurationError(f"setting singleflight_key_prefix: expected a text without braces, got {prefix!r}")
-        self.store = Store(connect(*_server(app)), KeySpace(prefix))
+        self._server, self._keys = _server(app), KeySpace(prefix)
+        self.store = Store(connect(*self._server), self._keys)
         self.heartbeat = Heartbeat(self.store)
+
+    @cached_property
+    def brisk_store(self) -> Store:
+        """The same store for an event loop, which cannot wait."""
+        return Store(connect(*self._server, pauses=BRISK_PAUSES), self._keys)
 
 
 _coordinations: Final[WeakKeyDictionary[Celery, Coordination]] = WeakKeyDictionary()

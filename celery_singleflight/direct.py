@@ -14,7 +14,7 @@ from celery_singleflight.coordination import Coordination, coordination
 from celery_singleflight.ending import finish, give_back
 from celery_singleflight.errors import Contended, LeaseLost
 from celery_singleflight.keys import LockKey
-from celery_singleflight.lease import Execution, Holding, Lease, holdings
+from celery_singleflight.lease import Execution, Holding, Lease, current_execution, holdings
 from celery_singleflight.options import OPTIONS
 from celery_singleflight.policies import poll_delay, waits_on_contention
 from celery_singleflight.results import decode, encode
@@ -54,8 +54,8 @@ def lock(
     key = LockKey.of(OPTIONS["lock_name"].checked(name, f"{where}, name"), list(scope))
     outer = held_here(key)
     if outer:
-        with Holding(outer.lease) as lease:
-            yield lease
+        with Holding(outer):
+            yield outer
         return
     if lease_ttl is None:
         lease_ttl = app.conf.get("singleflight_lease_ttl") or OPTIONS["lease_ttl"].default
@@ -101,11 +101,12 @@ def call_directly(
     key = binding.lock_key(task.name, args, kwargs)
     explicit = execution_key or binding.execution_key(args, kwargs)
     outer = held_here(key)
-    if outer and (explicit is None or (outer.execution and outer.execution.key == explicit)):
-        with Holding(outer.lease, outer.execution, task):
+    execution = current_execution()
+    if outer and (explicit is None or (execution and execution.key == explicit)):
+        with Holding(outer, execution, task):
             return body(*args, **kwargs)
     options, place = binding.options, binding.coordination
-    owner = outer.lease.owner if outer else new_owner()
+    owner = outer.owner if outer else new_owner()
     claim = Claim(
         record=Record(key, owner, explicit, has_trigger=explicit is None),
         owner=owner,
@@ -122,13 +123,14 @@ def call_directly(
     entered, requested_at = _enter(place, claim, patience)
     if isinstance(entered, Ended):
         return decode(binding.app, entered.value, explicit or owner, " ".join(map(str, entered.reason)))
-    lease = outer.lease if outer else _lease(claim, entered, requested_at, binding.max_hold(task.time_limit))
+    lease = outer or _lease(claim, entered, requested_at, binding.max_hold(task.time_limit))
     execution = Execution(key=explicit or owner, run_id=entered.run_id, attempt=entered.attempt, task_id=owner)
     place.heartbeat.keep(lease, claim.record)
-    recorded = False
+    recorded, hold = False, None if outer else 0.0
     try:
         with Holding(lease, execution, task):
             value = body(*args, **kwargs)
+        hold = None if outer else options.min_hold
         if explicit is None:
             lease.check()
         else:
@@ -141,20 +143,20 @@ def call_directly(
                 stored,
                 reason=why_not,
                 keep=claim.keep,
-                release=not outer,
+                hold=hold,
             )
             recorded = True
             if refused:
                 raise LeaseLost(key.text, "it was taken over while the body ran")
     finally:
         if not recorded:
-            give_back(place, owner, claim.record, forget=True, release=not outer)
+            give_back(place, owner, claim.record, forget=True, hold=hold)
     return value
 
 
-def held_here(key: LockKey) -> Holding | None:
-    """Return where this context holds the lock key already, if it does."""
-    return next((holding for holding in holdings() if holding.lease.key == key), None)
+def held_here(key: LockKey) -> Lease | None:
+    """Return the lease by which this context holds the lock key already, if it does."""
+    return next((holding.lease for holding in holdings() if holding.lease and holding.lease.key == key), None)
 
 
 def _enter(place: Coordination, claim: Claim, patience: float) -> tuple[Acquired | Ended, float]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
+
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_singleflight.errors import SingleflightError, StoreUnavailable
 
@@ -31,26 +34,30 @@ def finish(
     *,
     reason: str = "",
     keep: float,
-    release: bool = True,
+    hold: float | None = 0.0,
 ) -> Refused | None:
     """Record the outcome of a run and release its lease; return who has taken over, if somebody has.
 
-    A shutdown that falls in here waits for one more attempt. While the store is away it is tried again for one lease TTL; then
-    the outcome is given up with an error in the log: a duplicate of the execution would run again.
+    While the store is away it is tried again for as long as it takes, because what is not recorded would happen again; the
+    soft time limit is one of the body. A shutdown that falls in here waits for one more attempt; then the outcome is not
+    recorded, and the trigger runs again.
     """
     place.heartbeat.drop(lease.owner, record)
-    give_up_at = time.monotonic() + lease.ttl
     reasons = json.dumps([reason]) if reason else "[]"
     interruption: BaseException | None = None
     while True:
         try:
-            refused = place.store.finish(lease, record, outcome, value, reason=reasons, keep=keep, release=release)
+            refused = place.store.finish(lease, record, outcome, value, reason=reasons, keep=keep, hold=hold)
         except StoreUnavailable as error:
-            if time.monotonic() >= give_up_at:
-                logger.exception("the store has not taken the outcome %r of %s in %.0f s", outcome.value, lease, lease.ttl)
-                return None
+            if interruption:
+                logger.error(  # noqa: TRY400, the store is away, no bug here
+                    "the outcome %r of %s is not recorded, its trigger will run again: %s", outcome.value, lease.lock_key, error
+                )
+                raise interruption from error
             logger.warning("the store does not take the outcome of %s, trying again: %s", lease.lock_key, error)
-            time.sleep(_PAUSE)
+            _pause()
+        except SoftTimeLimitExceeded:
+            logger.info("the soft time limit of %s passed when its body had ended; the outcome stands", lease.lock_key)
         except (SystemExit, KeyboardInterrupt) as raised:
             if interruption:
                 raise
@@ -59,6 +66,11 @@ def finish(
             if interruption:
                 raise interruption
             return refused
+
+
+def _pause() -> None:
+    with suppress(SoftTimeLimitExceeded):
+        time.sleep(_PAUSE)
 
 
 def give_back(place: Coordination, owner: str, record: Record, **how: Any) -> None:

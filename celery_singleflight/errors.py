@@ -11,6 +11,7 @@ from celery.exceptions import ImproperlyConfigured
 __all__ = (
     "ConfigurationError",
     "Contended",
+    "DeadLettered",
     "FencingUnavailable",
     "LeaseLost",
     "LockKeyError",
@@ -109,13 +110,30 @@ class WaitTimeout(Contended):
     verb = "was still contended at the end of wait_timeout: held"
 
 
+class DeadLettered(SingleflightError):
+    """The trigger does not run any more: so many of its runs have died with their process."""
+
+    def __init__(self, lock_key: str, task_id: str, worker: str, deaths: int) -> None:
+        super().__init__(lock_key, task_id, worker, deaths)
+        self.lock_key = lock_key
+        self.task_id = task_id
+        self.worker = worker
+        self.deaths = deaths
+
+    def __str__(self) -> str:
+        return (
+            f"{self.task_id} on {self.lock_key} is dead-lettered: {self.deaths} of its runs died with their process, the last "
+            f"on {self.worker or 'unknown'}"
+        )
+
+
 class LeaseLost(BaseException):
     """The lease is not ours any more: it was taken over, or could not be renewed before its own deadline.
 
     A `BaseException`, so that neither `except Exception` nor `autoretry_for` eats it.
     """
 
-    def __init__(self, lock_key: str, reason: str = "") -> None:
+    def __init__(self, lock_key: str = "", reason: str = "") -> None:
         super().__init__(lock_key, reason)
         self.lock_key = lock_key
         self.reason = reason

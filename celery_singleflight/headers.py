@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ("COPY", "DIGEST", "EVENTS", "FIRST_SEEN", "KEY", "OF_A_WAIT", "OWNER", "PREVIOUS", "SERIALIZER", "WAITS")
+__all__ = ("COPY", "DIGEST", "EVENTS", "FIRST_SEEN", "KEY", "MESSAGE", "OF_A_WAIT", "OWNER", "PREVIOUS", "SERIALIZER", "WAITS")
 
 #: The lock key, and the digest of the arguments it was made from.
 KEY: Final = "singleflight_key"
@@ -22,3 +22,5 @@ OF_A_WAIT: Final = (COPY, PREVIOUS, WAITS, FIRST_SEEN)
 OWNER: Final = "singleflight_owner"
 EVENTS: Final = "singleflight_events"
 SERIALIZER: Final = "singleflight_content_type"
+#: The names of the message's headers, its body, content type and content encoding.
+MESSAGE: Final = "singleflight_message"

@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 from celery_singleflight import signals
 from celery_singleflight.errors import SingleflightError
+from celery_singleflight.settling import Settling
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from celery_singleflight.claims import Record
     from celery_singleflight.lease import Lease
     from celery_singleflight.store import Store
@@ -29,6 +32,8 @@ logger = logging.getLogger(__name__)
 _PART: Final = 1 / 3
 #: Seconds between two looks at most, while there is anything to look after.
 _LONGEST_PAUSE: Final = 1.0
+#: Seconds that a call to a store that is away may take at most, with its attempts.
+_LONGEST_CALL: Final = 7.0
 #: Looks that find nothing before the thread sleeps until it is needed.
 _IDLE_LOOKS: Final = 5
 
@@ -45,6 +50,7 @@ class Heartbeat:
         """Renew this lease from now on, until it is dropped, lost, or as old as its `max_hold`."""
         if self._pid != os.getpid():
             self._reset()
+        self._settling.forget_thread()
         self._kept[lease.owner, record] = lease
         if lease.ttl * _PART < self._pause:
             self._pause = lease.ttl * _PART
@@ -55,26 +61,34 @@ class Heartbeat:
         """Stop renewing; a renewal under way cannot bring back what is released after it."""
         self._kept.pop((owner, record), None)
 
+    def begin_ending(self, record: Record, owner: str) -> None:
+        """Note that the trigger has its outcome, and Celery in this thread sends what follows."""
+        if self._pid != os.getpid():
+            self._reset()
+        self._settling.begin(record, owner)
+
     def settle(self, record: Record, owner: str) -> None:
         """Tell the store, within about a second, that Celery has done what follows this trigger."""
         if self._pid != os.getpid():
             self._reset()
-        self._ended.append((record, owner))
+        self._settling.end(record, owner)
         self._attend()
 
     def flush(self) -> None:
         """Settle what waits for it, now; for a process that is about to leave."""
         if self._pid == os.getpid():
-            self._settle()
+            self._settling.write(self._store)
 
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._kept: dict[tuple[str, Record], Lease] = {}
-        self._ended: list[tuple[Record, str]] = []
+        self._endangered: set[str] = set()
+        self._settling = Settling()
         self._pause = _LONGEST_PAUSE
         self._wake = threading.Event()
         self._guard = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._watch: threading.Thread | None = None
         self._asleep = False
 
     def _attend(self) -> None:
@@ -94,43 +108,62 @@ class Heartbeat:
             self._wake.clear()
             try:
                 self._renew()
-                self._settle()
+                self._settling.write(self._store)
             except Exception:
                 # Whatever it was, leases must go on being renewed.
                 logger.exception("a look of the heartbeat failed; the next one follows")
-            idle = 0 if self._kept or self._ended else idle + 1
+            idle = 0 if self._kept or self._settling else idle + 1
             if idle >= _IDLE_LOOKS:
                 self._sleep()
                 idle = 0
 
     def _sleep(self) -> None:
         self._asleep = True
-        if not self._kept and not self._ended:
+        if not self._kept and not self._settling:
             self._wake.wait()
         self._asleep = False
 
     def _renew(self) -> None:
-        due = []
         requested_at = time.monotonic()
-        for (_, record), lease in list(self._kept.items()):
-            if lease.is_lost:
-                self._lose(lease, record, "it could not be renewed before its deadline")
-            elif (ttl := self._due(lease, requested_at)) > 0:
-                due.append((lease, record, ttl))
+        due = [
+            (lease, record, ttl)
+            for (_, record), lease in list(self._kept.items())
+            if not self._is_over(lease, record) and (ttl := self._due(lease, requested_at)) > 0
+        ]
         if not due:
             return
+        if any(lease.remaining < _LONGEST_CALL for lease, _, _ in due):
+            self._watch_deadlines()
         try:
-            lost = self._store.renew(due)
+            answers: Sequence[str | SingleflightError] = self._store.renew(due)
         except SingleflightError as error:
-            logger.warning("could not renew %d leases, trying again: %s", len(due), error)
-            return
-        for (lease, record, ttl), why in zip(due, lost, strict=True):
-            if isinstance(why, SingleflightError):
-                logger.warning("could not renew %r, trying again: %s", lease, why)
-            elif not why:
+            answers = [error] * len(due)
+        for (lease, record, ttl), answer in zip(due, answers, strict=True):
+            if isinstance(answer, SingleflightError):
+                self._warn(lease, answer)
+            elif answer:
+                self._lose(lease, record, answer)
+            else:
                 lease.renewed(requested_at, ttl)
-            elif (lease.owner, record) in self._kept:  # else it was released meanwhile
-                self._lose(lease, record, why)
+                self._endangered.discard(lease.owner)
+
+    def _watch_deadlines(self) -> None:
+        """Have a second thread look at the deadlines: the first may be waiting for the store when they pass."""
+        if self._watch is None or not self._watch.is_alive():
+            self._watch = threading.Thread(target=self._await_deadlines, name="singleflight-deadlines", daemon=True)
+            self._watch.start()
+
+    def _await_deadlines(self) -> None:
+        while kept := [lease for (_, record), lease in list(self._kept.items()) if not self._is_over(lease, record)]:
+            nearest = min(lease.expires_at for lease in kept) - time.monotonic()
+            if nearest > _LONGEST_CALL:
+                return
+            time.sleep(min(max(nearest, 0.001), 0.5))
+
+    def _is_over(self, lease: Lease, record: Record) -> bool:
+        if lease.is_lost:
+            self._lose(lease, record, "it could not be renewed before its deadline")
+        return lease.is_lost
 
     def _due(self, lease: Lease, now: float) -> float:
         """Return for how many seconds the lease is to be renewed now; 0 for not now."""
@@ -139,18 +172,17 @@ class Heartbeat:
         ttl = min(lease.ttl, lease.acquired_at + lease.max_hold - now)
         return ttl if now + ttl > lease.expires_at else 0.0  # else it is as old as max_hold, and what is left runs out
 
+    def _warn(self, lease: Lease, error: SingleflightError) -> None:
+        logger.warning("could not renew %r, trying again: %s", lease, error)
+        if lease.owner not in self._endangered:
+            self._endangered.add(lease.owner)
+            signals.lease_endangered.send(sender=None, lease=lease, remaining=lease.remaining)
+
     def _lose(self, lease: Lease, record: Record, reason: str) -> None:
-        self.drop(lease.owner, record)
+        if self._kept.pop((lease.owner, record), None) is None:
+            return  # released meanwhile, or lost already
+        self._endangered.discard(lease.owner)
         lease.mark_lost(reason)
+        lease.interrupt()
         logger.error("the lease on %s is lost: %s", lease.lock_key, reason)
         signals.lease_lost.send(sender=None, lease=lease, reason=reason)
-
-    def _settle(self) -> None:
-        ended, self._ended = self._ended, []
-        if not ended:
-            return
-        try:
-            self._store.settle(ended)
-        except SingleflightError as error:
-            # A trigger that is not settled is answered again, which is right and only costs a little.
-            logger.warning("could not settle %d triggers: %s", len(ended), error)

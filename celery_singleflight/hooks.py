@@ -28,8 +28,16 @@ def leave(**_: Any) -> None:
         place.heartbeat.flush()
 
 
+def add_sweeper(sender: Any, **_: Any) -> None:
+    """Give a worker that starts its sweeper."""
+    from celery_singleflight.sweeper import SweeperStep  # noqa: PLC0415, publishers never import the worker
+
+    sender.app.steps["consumer"].add(SweeperStep)
+
+
 def connect_hooks() -> None:
     """Connect the receivers; again does nothing."""
     signals.before_task_publish.connect(stamp_message, dispatch_uid="singleflight.stamp_message")
+    signals.worker_init.connect(add_sweeper, dispatch_uid="singleflight.add_sweeper")
     signals.worker_process_shutdown.connect(leave, dispatch_uid="singleflight.leave")
     signals.worker_shutdown.connect(leave, dispatch_uid="singleflight.leave")

@@ -49,11 +49,12 @@ class LockKey(NamedTuple):
 
 
 class LockNames(NamedTuple):
-    """Where the store keeps a lock key."""
+    """Where the store keeps a lock key, and what is due of its lock name."""
 
     lease: str
     fence: str
     pace: str
+    due: str
 
 
 class KeySpace:
@@ -68,7 +69,11 @@ class KeySpace:
         """Names of what belongs to a lock key."""
         root = self._root(key.name)
         text = key.text
-        return LockNames(f"{root}lease:{text}", f"{root}fence:{text}", f"{root}pace:{text}")
+        return LockNames(f"{root}lease:{text}", f"{root}fence:{text}", f"{root}pace:{text}", f"{root}due:{bounded(key.name)}")
+
+    def due(self, lock_name: str) -> str:
+        """Name of the index in which the sweeper finds the triggers of a lock name."""
+        return f"{self._root(lock_name)}due:{bounded(lock_name)}"
 
     def execution(self, lock_name: str, execution_key: str) -> str:
         """Name of the run record of an explicit execution key, scoped by the lock name."""

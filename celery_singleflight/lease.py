@@ -8,6 +8,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 
 from celery_singleflight.errors import FencingUnavailable, LeaseLost
+from celery_singleflight.interruption import Stretch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +25,7 @@ class Lease:
     expiry by more than the drift of two clocks over one lease.
     """
 
-    __slots__ = ("_lost", "_token", "acquired_at", "expires_at", "key", "limit", "max_hold", "owner", "ttl")
+    __slots__ = ("_lost", "_token", "acquired_at", "body", "expires_at", "key", "limit", "max_hold", "owner", "ttl")
 
     def __init__(
         self,
@@ -46,6 +47,8 @@ class Lease:
         self.expires_at = requested_at + ttl
         self._token = token
         self._lost = ""
+        #: The work that is done under the lease.
+        self.body = Stretch()
 
     @property
     def lock_key(self) -> str:
@@ -86,6 +89,10 @@ class Lease:
         """Note that the lease is gone for good."""
         self._lost = self._lost or reason
 
+    def interrupt(self) -> None:
+        """Raise `LeaseLost` in the thread that works under the lease, if it still does."""
+        self.body.interrupt(LeaseLost(self.lock_key, self._lost))
+
     def renewed(self, requested_at: float, ttl: float) -> None:
         """Note a renewal that was requested at that time and granted for `ttl` seconds."""
         self.expires_at = max(self.expires_at, requested_at + ttl)
@@ -114,12 +121,19 @@ class Execution:
 
 
 class Holding:
-    """A place in the context: this lease is held here, for this execution and task, inside of what was held before."""
+    """A place in the context: this lease is held here, for this execution and task, inside of what was held before.
 
-    __slots__ = ("execution", "lease", "outer", "request_id", "task", "thread")
+    There is no lease where a run goes on without its store.
+    """
+
+    __slots__ = ("execution", "is_outermost", "lease", "outer", "request_id", "task", "thread")
 
     def __init__(
-        self, lease: Lease, execution: Execution | None = None, task: object = None, request_id: str | None = None
+        self,
+        lease: Lease | None,
+        execution: Execution | None = None,
+        task: object = None,
+        request_id: str | None = None,
     ) -> None:
         self.lease = lease
         self.execution = execution
@@ -128,12 +142,23 @@ class Holding:
         self.thread = get_ident()
         self.outer = _innermost.get()
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> None:
+        lease = self.lease
+        self.is_outermost = lease is not None and not lease.body.is_under_way
         _innermost.set(self)
-        return self.lease
+        if lease is not None and self.is_outermost:
+            lease.body.begin()
 
     def __exit__(self, *_: object) -> None:
-        _innermost.set(self.outer)
+        lease = self.lease
+        while True:
+            try:
+                if lease is not None and self.is_outermost:
+                    lease.body.end()
+                _innermost.set(self.outer)
+            except LeaseLost:
+                continue  # it came as the body ended: what the store says of the outcome counts
+            return
 
 
 _innermost: ContextVar[Holding | None] = ContextVar("singleflight_holding", default=None)
@@ -155,7 +180,7 @@ def is_inside(task: object, request_id: str) -> bool:
 
 def current_lease() -> Lease | None:
     """Return the innermost lease held in this context, or None. A thread started by a body is a context of its own."""
-    return next((holding.lease for holding in holdings()), None)
+    return next((holding.lease for holding in holdings() if holding.lease), None)
 
 
 def current_execution() -> Execution | None:

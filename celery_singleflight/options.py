@@ -76,6 +76,10 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value.strip() else None
 
 
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
 def _count(value: Any) -> int | None:
     return value if type(value) is int and 1 <= value <= 1000 else None
 
@@ -110,6 +114,15 @@ OPTIONS: Final[dict[str, Option]] = {
         Option("skip_result", None, "any value", lambda value: value),
         Option("idempotent_on", None, _RECIPE, _recipe),
         Option("execution_key", None, "a text that is not empty", _text, call=True),
+        Option("min_hold", 0.0, "a finite number of seconds from 0", lambda value: _finite(_seconds(value, 0))),
+        Option("rescue", True, "True or False", _flag),  # noqa: FBT003, the default
+        Option("max_deliveries", 5, "a whole number from 1 to 1000", _count),
+        Option(
+            "store_error_policy",
+            "requeue",
+            "'requeue', 'fail' or 'run'",
+            _one_of("requeue", "fail", "run"),
+        ),
         Option("result_ttl", 86400.0, "a finite number of seconds from 0", lambda value: _finite(_seconds(value, 0))),
     )
 }
@@ -140,6 +153,10 @@ class TaskOptions:
     skip_result: Any
     idempotent_on: Any
     result_ttl: float
+    min_hold: float
+    rescue: bool
+    max_deliveries: int
+    store_error_policy: str
 
 
 def read_options(task_name: str, given: Callable[[str], Any], conf: Mapping[str, Any]) -> TaskOptions:

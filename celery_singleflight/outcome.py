@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from celery_singleflight import headers as header, signals
 from celery_singleflight.canvas import in_chord_header, stop_chain
 from celery_singleflight.claims import Ended, Outcome
-from celery_singleflight.errors import Contended, Skipped, WaitTimeout
+from celery_singleflight.errors import Contended, DeadLettered, Skipped, WaitTimeout
 from celery_singleflight.results import decode, decode_error
 
 if TYPE_CHECKING:
@@ -24,8 +24,9 @@ _ENDED: Final = "_singleflight_ended"
 
 def ended(trigger: Trigger) -> None:
     """Mark the request, so that the trigger is settled once Celery has sent what follows it."""
-    claim = trigger.claim
-    setattr(trigger.request, _ENDED, (trigger.binding.coordination.heartbeat, claim.record, claim.owner))
+    claim, heartbeat = trigger.claim, trigger.binding.coordination.heartbeat
+    setattr(trigger.request, _ENDED, (heartbeat, claim.record, claim.owner))
+    heartbeat.begin_ending(claim.record, claim.owner)
 
 
 def settle(request: Any) -> None:
@@ -51,6 +52,8 @@ def answer(trigger: Trigger, end: Ended) -> Any:
         return decode(app, end.value, trigger.execution_key, " ".join(map(str, end.reason)))
     if end.outcome is Outcome.FAILED:
         raise decode_error(app, end.value, trigger.execution_key, " ".join(map(str, end.reason)))
+    if end.outcome is Outcome.DEAD_LETTERED:
+        raise _dead_letter(trigger, end)
     facts = _contention(trigger, end)
     if end.outcome is Outcome.REJECTED:
         raise Contended(*facts)
@@ -72,14 +75,22 @@ def _tell(trigger: Trigger, end: Ended) -> None:
     lock_key, task_id, name = trigger.lock_key.text, trigger.request.id, trigger.task.name
     if end.outcome in (Outcome.SUCCEEDED, Outcome.FAILED):
         reason = f"answered from the stored outcome of {trigger.execution_key}"
+    elif end.outcome is Outcome.DEAD_LETTERED:
+        reason = str(_dead_letter(trigger, end))
     else:
         reason = str(Contended(*_contention(trigger, end)))
-    logger.info("%s[%s] does not run, %s: %s", name, task_id, end.outcome.value, reason)
+    level = logging.ERROR if end.outcome is Outcome.DEAD_LETTERED else logging.INFO
+    logger.log(level, "%s[%s] does not run, %s: %s", name, task_id, end.outcome.value, reason)
     signals.trigger_ended.send(
         sender=trigger.task, lock_key=lock_key, task_id=task_id, outcome=end.outcome, reason=reason, ran=False
     )
     if end.outcome is Outcome.SKIPPED and (trigger.request.properties or {}).get(header.EVENTS):
         trigger.task.send_event("task-skipped", lock_key=lock_key, reason=reason)
+
+
+def _dead_letter(trigger: Trigger, end: Ended) -> DeadLettered:
+    _, task_id, worker, deaths, _ = end.reason
+    return DeadLettered(trigger.lock_key.text, task_id, worker or "", deaths)
 
 
 def _contention(trigger: Trigger, end: Ended) -> tuple[str, str, str, float, float]:

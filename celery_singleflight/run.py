@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from celery_singleflight import signals
 from celery_singleflight.claims import Acquired, Ended, Held, Outcome, Surplus
+from celery_singleflight.custody import GRACE
 from celery_singleflight.direct import call_directly, held_here
 from celery_singleflight.ending import finish, give_back
 from celery_singleflight.errors import LeaseLost, StoreUnavailable
+from celery_singleflight.interruption import take_signal
 from celery_singleflight.lease import Execution, Holding, Lease
 from celery_singleflight.outcome import answer, ended
 from celery_singleflight.results import encode, encode_error
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from celery_singleflight.binding import Binding
-    from celery_singleflight.claims import Refused
+    from celery_singleflight.claims import Encoded
 
 __all__ = ("run_trigger",)
 
@@ -46,6 +48,8 @@ def run_trigger(
         return call_directly(task, binding, body, args, kwargs, execution_key=trigger.claim.record.execution_key)
     requested_at = time.monotonic()
     entered = _enter(trigger)
+    if entered is None:
+        return _run_unprotected(trigger, body)
     if isinstance(entered, Acquired):
         return _run_body(trigger, entered, requested_at, body)
     if isinstance(entered, Ended):
@@ -55,7 +59,8 @@ def run_trigger(
     return requeue(trigger, entered)
 
 
-def _enter(trigger: Trigger) -> Acquired | Held | Ended | Surplus:
+def _enter(trigger: Trigger) -> Acquired | Held | Ended | Surplus | None:
+    """Ask for the lease. Returns None when the store is away and the task runs all the same."""
     store = trigger.binding.coordination.store
     try:
         entered = store.enter(trigger.claim)
@@ -65,14 +70,33 @@ def _enter(trigger: Trigger) -> Acquired | Held | Ended | Surplus:
             time.sleep(pause)
             entered = store.enter(trigger.claim)
     except StoreUnavailable as error:
-        if trigger.request.is_eager:
+        policy = trigger.binding.options.store_error_policy
+        if policy == "run":
+            logger.error("%s[%s] runs without protection: %s", trigger.task.name, trigger.request.id, error)  # noqa: TRY400
+            return None
+        if policy == "fail" or trigger.request.is_eager:
             raise
         requeue_without_store(trigger, error)
-    except BaseException:
-        # A time limit or shutdown fell into the request: what it may have got is given back.
-        _give_back(trigger)
+    except BaseException as error:
+        # A time limit or shutdown fell into the request: what it may have got is given back. Celery fails the trigger for the
+        # one, and has its message delivered again for the other.
+        _give_back(trigger, again=None if isinstance(error, Exception) else GRACE)
         raise
     return entered
+
+
+def _run_unprotected(trigger: Trigger, body: Callable[..., Any]) -> Any:
+    record = trigger.claim.record
+    execution = Execution(key=trigger.execution_key, run_id=trigger.claim.run_id, attempt=1, task_id=record.task_id)
+    with Holding(None, execution, trigger.task, trigger.request.id):
+        return _call(trigger, body)
+
+
+def _call(trigger: Trigger, body: Callable[..., Any]) -> Any:
+    task = trigger.task
+    if task.own_before_start is not None:
+        task.own_before_start(trigger.claim.record.task_id, trigger.args, trigger.kwargs)
+    return body(*trigger.args, **trigger.kwargs)
 
 
 def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Callable[..., Any]) -> Any:
@@ -90,23 +114,25 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
         key=trigger.execution_key, run_id=entered.run_id, attempt=entered.attempt, task_id=claim.record.task_id
     )
     trigger.waits_no_more()
-    concluded, generation = False, None
+    if not trigger.request.is_eager:
+        take_signal()
+    # A run that is cut off leaves its message with the store, until the broker has delivered it again.
+    concluded, left = False, _Left(again=GRACE)
     try:
         try:
             with Holding(lease, execution, task, trigger.request.id):
                 trigger.binding.coordination.heartbeat.keep(lease, claim.record)
                 if signals.lease_acquired.receivers:
                     signals.lease_acquired.send(sender=task, lease=lease, execution=execution)
-                if task.own_before_start is not None:
-                    task.own_before_start(claim.record.task_id, trigger.args, trigger.kwargs)
-                value = body(*trigger.args, **trigger.kwargs)
+                value = _call(trigger, body)
         except Retry:
-            generation = trigger.after_retry
+            left = _Left(generation=trigger.after_retry)
             raise
         except Ignore:
-            generation = trigger.after_replacement
+            left = _Left(generation=trigger.after_replacement)
             raise
         except Reject:
+            left = _Left()
             raise
         except Exception as error:
             _conclude(trigger, lease, Outcome.FAILED, error)
@@ -115,22 +141,39 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
         _conclude(trigger, lease, Outcome.SUCCEEDED, value)
         concluded = True
     except LeaseLost as lost:
-        _overtaken(trigger, lost.reason)
+        try:
+            _overtaken(trigger, lost.reason)
+        except Ignore:
+            left = _Left()
+            raise
     finally:
         if not concluded:
-            _give_back(trigger, generation=generation)
+            _give_back(trigger, **left._asdict())
     return value
+
+
+class _Left(NamedTuple):
+    """What becomes of the message of a run without an outcome; as in `Store.abandon`."""
+
+    generation: int | None = None
+    again: float | None = None
 
 
 def _conclude(trigger: Trigger, lease: Lease, outcome: Outcome, subject: Any) -> None:
     """Record how the run ended. Raises `Ignore` when it has been overtaken, and nothing of it may count."""
-    try:
-        reason, refused = _record(trigger, lease, outcome, subject)
-    except SoftTimeLimitExceeded:
-        logger.info("the soft time limit of %s passed when its body had ended; the outcome stands", lease.lock_key)
-        reason, refused = _record(trigger, lease, outcome, subject)
+    value, reason = _encoded(trigger, outcome, subject)
+    refused = finish(
+        trigger.binding.coordination,
+        lease,
+        trigger.claim.record,
+        outcome,
+        value,
+        reason=reason,
+        keep=trigger.claim.keep,
+        hold=trigger.binding.options.min_hold if outcome is Outcome.SUCCEEDED else 0.0,
+    )
     if refused:
-        _overtaken(trigger, "it was finished by another run" if refused.outcome else "it was taken over")
+        raise LeaseLost(lease.lock_key, "it was finished by another run" if refused.outcome else "it was taken over")
     ended(trigger)
     if signals.trigger_ended.receivers:
         signals.trigger_ended.send(
@@ -143,16 +186,18 @@ def _conclude(trigger: Trigger, lease: Lease, outcome: Outcome, subject: Any) ->
         )
 
 
-def _record(trigger: Trigger, lease: Lease, outcome: Outcome, subject: Any) -> tuple[str, Refused | None]:
-    app, claim = trigger.binding.app, trigger.claim
-    if outcome is Outcome.FAILED:
-        value, reason = encode_error(app, subject), repr(subject)
-    else:
-        value, reason = encode(app, subject)
+def _encoded(trigger: Trigger, outcome: Outcome, subject: Any) -> tuple[Encoded, str]:
+    app = trigger.binding.app
+    while True:
+        try:
+            if outcome is Outcome.FAILED:
+                return encode_error(app, subject), repr(subject)
+            value, reason = encode(app, subject)
+        except SoftTimeLimitExceeded:
+            continue  # the limit is one of the body, which has ended
         if reason:
-            logger.warning("%s has succeeded, but its result is not stored: %s", lease.lock_key, reason)
-    place = trigger.binding.coordination
-    return reason, finish(place, lease, claim.record, outcome, value, reason=reason, keep=claim.keep)
+            logger.warning("%s has succeeded, but its result is not stored: %s", trigger.lock_key, reason)
+        return value, reason
 
 
 def _overtaken(trigger: Trigger, why: str) -> NoReturn:
@@ -165,5 +210,5 @@ def _overtaken(trigger: Trigger, why: str) -> NoReturn:
     wait_for_successor(trigger, f"the lease on {trigger.lock_key} was lost: {why}")
 
 
-def _give_back(trigger: Trigger, *, generation: int | None = None) -> None:
-    give_back(trigger.binding.coordination, trigger.claim.owner, trigger.claim.record, generation=generation)
+def _give_back(trigger: Trigger, **how: Any) -> None:
+    give_back(trigger.binding.coordination, trigger.claim.owner, trigger.claim.record, **how)

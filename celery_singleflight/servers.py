@@ -13,11 +13,11 @@ import redis.sentinel
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_singleflight.connection import ClientConnections, Connections, DirectConnections
+from celery_singleflight.connection import PAUSES, ClientConnections, Connections, DirectConnections
 from celery_singleflight.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ("connect", "without_password")
 
@@ -30,8 +30,10 @@ _PROTOCOL: Final = {"protocol": 2}
 _SCHEMES: Final = {"redis": "redis", "rediss": "rediss", "unix": "unix", "socket": "unix", "redis+socket": "unix"}
 
 
-def connect(url: str, options: Mapping[str, Any]) -> Connections:
+def connect(url: str, options: Mapping[str, Any], *, pauses: Sequence[float] = PAUSES) -> Connections:
     """Return the connections for a store URL; nothing is opened yet.
+
+    `pauses` are the seconds before each attempt of a call.
 
     `options` are keyword arguments of a redis-py connection (time-outs in seconds), and `master_name` for Sentinel.
     Raises `ConfigurationError` for a URL that is not redis://, rediss://, unix://, redis+cluster:// or sentinel://, and for an
@@ -45,16 +47,19 @@ def connect(url: str, options: Mapping[str, Any]) -> Connections:
             cluster_url = _from_celery(scheme.removesuffix("+cluster"), rest)
             _database(cluster_url)
             own = {name: value for name, value in settings.items() if name not in _OF_A_CLUSTER}
-            _direct(redis.ConnectionPool.from_url(cluster_url, **own))  # says what is wrong before the first script does
-            return ClientConnections(lambda: redis.cluster.RedisCluster.from_url(cluster_url, **settings), spans_slots=False)
+            _checked(redis.ConnectionPool.from_url(cluster_url, **own))  # says what is wrong before the first script does
+            return ClientConnections(
+                lambda: redis.cluster.RedisCluster.from_url(cluster_url, **settings), spans_slots=False, pauses=pauses
+            )
         settings["retry"] = Retry(NoBackoff(), 0)
         if scheme == "sentinel":
-            return _direct(_sentinel_pool(url, master, settings))
+            return DirectConnections(_checked(_sentinel_pool(url, master, settings)), pauses)
         if scheme in _SCHEMES:
             first = rest.split(";", 1)[0]
             if scheme in ("redis", "rediss"):
                 _database(f"{scheme}://{first}")
-            return _direct(redis.ConnectionPool.from_url(_from_celery(_SCHEMES[scheme], first), **settings))
+            server = _from_celery(_SCHEMES[scheme], first)
+            return DirectConnections(_checked(redis.ConnectionPool.from_url(server, **settings)), pauses)
     except (ValueError, redis.RedisError):
         # What the parser says may quote a part of the password.
         raise ConfigurationError(
@@ -73,12 +78,12 @@ def _database(url: str) -> int:
     return int(urlsplit(url).path.strip("/") or 0)
 
 
-def _direct(pool: redis.ConnectionPool) -> DirectConnections:
+def _checked(pool: redis.ConnectionPool) -> redis.ConnectionPool:
     try:
         pool.make_connection()  # it opens nothing, and says now what the first script would say
     except TypeError as error:
         raise _unknown_argument(error) from error
-    return DirectConnections(pool)
+    return pool
 
 
 def _unknown_argument(error: TypeError) -> ConfigurationError:

@@ -9,7 +9,7 @@ from typing import Final
 
 from celery.utils.dispatch import Signal
 
-__all__ = ("contended", "lease_acquired", "lease_lost", "requeued", "trigger_ended")
+__all__ = ("contended", "lease_acquired", "lease_endangered", "lease_lost", "requeued", "rescued", "trigger_ended")
 
 #: The run has got its lease and its body comes next. Passes `lease`, `execution`.
 lease_acquired: Final = Signal(name="lease_acquired", providing_args={"lease", "execution"})
@@ -28,5 +28,14 @@ requeued: Final = Signal(name="requeued", providing_args={"lock_key", "task_id",
 #: it was skipped, rejected, timed out waiting, or answered from a stored outcome.
 trigger_ended: Final = Signal(name="trigger_ended", providing_args={"lock_key", "task_id", "outcome", "reason", "ran"})
 
+#: A lease could not be renewed and ends soon. Passes `lease`, `remaining` in seconds. Sent from the heartbeat thread, with no
+#: sender, once until a renewal succeeds.
+lease_endangered: Final = Signal(name="lease_endangered", providing_args={"lease", "remaining"})
+
 #: A holder learned that its lease is lost. Passes `lease`, `reason`. Sent from the heartbeat thread, with no sender.
 lease_lost: Final = Signal(name="lease_lost", providing_args={"lease", "reason"})
+
+#: The message of a trigger whose run died, or whose outcome nobody had passed on, was published again. Passes `task_id`,
+#: `lock_name`, `outcome` (a text, empty for a run that died) and `times`, how often since it entered. Sent in the worker's main
+#: process, with no sender.
+rescued: Final = Signal(name="rescued", providing_args={"task_id", "lock_name", "outcome", "times"})

@@ -20,11 +20,8 @@ _LATER: Final = frozenset(
         "failure_policy",
         "freshness",
         "full_policy",
-        "max_deliveries",
         "max_pending",
-        "min_hold",
         "rates",
-        "store_error_policy",
         "uncertain_policy",
     }
 )

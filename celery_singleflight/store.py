@@ -1,21 +1,19 @@
-"""What the store can be asked, in the words of the package. Seconds become milliseconds here, and nowhere else."""
+"""What a run asks of the store, in the words of the package."""
 
 from __future__ import annotations
 
-import functools
 import json
 from typing import TYPE_CHECKING, Any, Final
 
 from celery_singleflight.claims import Acquired, Encoded, Ended, Held, Outcome, Refused, Surplus
+from celery_singleflight.custody import Custody, milliseconds
 from celery_singleflight.errors import ScriptError
-from celery_singleflight.script import Script, Value, load
+from celery_singleflight.script import Value, load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from celery_singleflight.claims import Claim, Record
-    from celery_singleflight.connection import Connections
-    from celery_singleflight.keys import KeySpace
     from celery_singleflight.lease import Lease
 
 __all__ = ("Store",)
@@ -24,19 +22,12 @@ _ENTER: Final = load("enter")
 _RENEW: Final = load("renew")
 _FINISH: Final = load("finish")
 _ABANDON: Final = load("abandon")
-_SETTLE: Final = load("settle")
 
 
-class Store:
-    """The scripts of this package on one server, under one key prefix."""
+class Store(Custody):
+    """The path of a run: its lease, its record and its outcome."""
 
-    __slots__ = ("_connections", "keys", "names")
-
-    def __init__(self, connections: Connections, keys: KeySpace) -> None:
-        self._connections = connections
-        self.keys = keys
-        #: Where a record and its lock key are kept, by the names of the scripts. Asked for at both ends of a run.
-        self.names = functools.lru_cache(maxsize=256)(self._make_names)
+    __slots__ = ()
 
     def enter(self, claim: Claim) -> Acquired | Held | Ended | Surplus:
         """Ask for the lease of a claim.
@@ -57,12 +48,15 @@ class Store:
                 "previous": claim.previous,
                 "generation": claim.generation,
                 "limit": claim.limit,
-                "ttl_ms": _ms(claim.ttl),
-                "keep_ms": _ms(claim.keep),
+                "ttl_ms": milliseconds(claim.ttl),
+                "keep_ms": milliseconds(claim.keep),
                 "on_held": claim.on_held,
-                "wait_ms": "" if claim.wait is None else _ms(claim.wait),
+                "wait_ms": "" if claim.wait is None else milliseconds(claim.wait),
                 "first_ms": claim.first_ms,
-                "grace_ms": _ms(claim.grace),
+                "grace_ms": milliseconds(claim.grace),
+                "message": claim.message,
+                "member": record.member,
+                "deaths": "" if claim.max_deliveries is None else claim.max_deliveries,
             },
         )
         match reply.word:
@@ -86,22 +80,41 @@ class Store:
         """
         calls = []
         for lease, record, ttl in wanted:
+            names = self.names(record)
             named: dict[str, Value] = {
-                **_some(self.names(record)),
+                "lease": names["lease"],
+                "execution": names["execution"],
+                "trigger": names["trigger"],
                 "owner": lease.owner,
-                "ttl_ms": _ms(ttl),
+                "ttl_ms": milliseconds(ttl),
             }
             calls.append(_RENEW.arguments(named))
         return [_why_lost(raw) for raw in self._connections.run_many(_RENEW, len(_RENEW.keys), calls)]
 
     def finish(
-        self, lease: Lease, record: Record, outcome: Outcome, value: Encoded, *, reason: str, keep: float, release: bool
+        self,
+        lease: Lease,
+        record: Record,
+        outcome: Outcome,
+        value: Encoded,
+        *,
+        reason: str,
+        keep: float,
+        hold: float | None = 0.0,
     ) -> Refused | None:
-        """Record the outcome and release the lease, or return who has taken over."""
+        """Record the outcome and release the lease, or return who has taken over.
+
+        The lock key stays taken until it was held for `hold` seconds; None keeps the lease for an outer holder.
+        """
+        names = self.names(record)
         reply = self._run(
             _FINISH,
             {
-                **self.names(record),
+                "lease": names["lease"],
+                "fence": names["fence"],
+                "pace": names["pace"],
+                "execution": names["execution"],
+                "trigger": names["trigger"],
                 "owner": lease.owner,
                 "token": lease.token,
                 "limit": lease.limit,
@@ -110,63 +123,41 @@ class Store:
                 "content_type": value.content_type,
                 "content_encoding": value.content_encoding,
                 "body": value.body,
-                "keep_ms": _ms(keep),
-                "release": int(release),
+                "keep_ms": milliseconds(keep),
+                "hold_ms": "" if hold is None else milliseconds(hold),
             },
         )
         return Refused(reply.owner.decode(), reply.outcome.decode()) if reply.word == "refused" else None
 
     def abandon(
-        self, owner: str, record: Record, *, generation: int | None = None, forget: bool = False, release: bool = True
+        self,
+        owner: str,
+        record: Record,
+        *,
+        generation: int | None = None,
+        forget: bool = False,
+        hold: float | None = 0.0,
+        again: float | None = None,
+        died: bool = False,
     ) -> None:
-        """End a run without an outcome. `generation` makes older copies of its message stop counting."""
+        """End a run without an outcome. `hold` is as in `finish`.
+
+        `generation` makes older copies of its message stop counting; `forget` deletes its record. `again` is in how many
+        seconds the stored message may be published, unless the trigger has entered again; None when its message is the
+        broker's from now on. `died` counts against `max_deliveries`.
+        """
         self._run(
             _ABANDON,
             {
-                **_some(self.names(record)),
+                **self._of_trigger(record),
                 "owner": owner,
                 "generation": "" if generation is None else generation,
                 "forget": int(forget),
-                "release": int(release),
+                "hold_ms": "" if hold is None else milliseconds(hold),
+                "again_ms": "" if again is None else milliseconds(again),
+                "died": int(died),
             },
         )
-
-    def settle(self, ended: Iterable[tuple[Record, str]]) -> None:
-        """Note of each (record, owner that ended it) that Celery has done what follows."""
-        slots: dict[str, list[tuple[str, str]]] = {}
-        for record, owner in ended:
-            trigger = self.keys.trigger(record.lock_key.name, record.task_id)
-            slot = "" if self._connections.spans_slots else trigger.partition("}")[0]
-            slots.setdefault(slot, []).append((trigger, owner))
-        for pairs in slots.values():
-            values = [trigger for trigger, _ in pairs] + [owner for _, owner in pairs]
-            self._connections.run(_SETTLE, len(pairs), values)
-
-    def close(self) -> None:
-        """Close the connections; the next call opens them again."""
-        self._connections.close()
-
-    def _make_names(self, record: Record) -> dict[str, str]:
-        lock_name = record.lock_key.name
-        trigger = self.keys.trigger(lock_name, record.task_id)
-        execution = trigger if record.execution_key is None else self.keys.execution(lock_name, record.execution_key)
-        return {
-            **self.keys.lock(record.lock_key)._asdict(),
-            "execution": execution,
-            "trigger": trigger if record.has_trigger else execution,
-        }
-
-    def _run(self, script: Script, named: dict[str, Any]) -> Any:
-        return script.reply(self._connections.run(script, len(script.keys), script.arguments(named)))
-
-
-def _some(names: dict[str, str]) -> dict[str, str]:
-    """Return the names that `renew` and `abandon` work on."""
-    return {"lease": names["lease"], "execution": names["execution"], "trigger": names["trigger"]}
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
 
 
 def _why_lost(raw: Any) -> str | ScriptError:

@@ -12,7 +12,7 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_singleflight.binding import Binding, bound_to, is_protected, quiet_contention
 from celery_singleflight.direct import call_directly
-from celery_singleflight.errors import Contended, SingleflightError
+from celery_singleflight.errors import Contended, SingleflightError, StoreUnavailable
 from celery_singleflight.lease import holdings, is_inside
 from celery_singleflight.outcome import settle
 from celery_singleflight.publish import move_call_options
@@ -62,6 +62,14 @@ class SingleflightTask(Task):
     idempotent_on: Any = None
     #: How long a completed execution answers for its duplicates. Default: 86400.
     result_ttl: float | None = None
+    #: For how long a lock key stays taken after a success, counted from the acquisition. Default: 0.
+    min_hold: float | None = None
+    #: Whether the store keeps the message of a run, and a worker publishes it again when the run has died. Default: True.
+    rescue: bool | None = None
+    #: How many of its runs may die with their process before a trigger is dead-lettered. Default: 5.
+    max_deliveries: int | None = None
+    #: When the store is away before the body: `"requeue"` (default), `"fail"`, or `"run"` without any protection.
+    store_error_policy: str | None = None
 
     # A run that may be repeated safely is repeated when its worker dies.
     acks_late = True
@@ -90,10 +98,15 @@ class SingleflightTask(Task):
 
     @property
     def lease(self) -> Lease:
-        """The lease of the run that calls. Raises `SingleflightError` outside of a run of this task."""
+        """The lease of the run that calls.
+
+        Raises `SingleflightError` outside of a run of this task, `StoreUnavailable` in a run that goes on without the store.
+        """
         for holding in holdings():
-            if holding.task is self:
+            if holding.task is self and holding.lease is not None:
                 return holding.lease
+            if holding.task is self:
+                raise StoreUnavailable(f"{self.name} runs without a lease: the store was away, and store_error_policy is 'run'")
         raise SingleflightError(f"{self.name} has a lease only while its body runs, in the thread that runs it")
 
     @property

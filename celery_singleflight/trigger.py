@@ -12,8 +12,10 @@ from celery.exceptions import Ignore
 from celery_singleflight import headers as header
 from celery_singleflight.binding import arguments_digest
 from celery_singleflight.claims import Claim, OnHeld, Record
+from celery_singleflight.custody import GRACE
 from celery_singleflight.errors import OptionError
 from celery_singleflight.keys import LockKey
+from celery_singleflight.message import pack_message
 from celery_singleflight.options import CALL_OPTIONS, PREFIX
 
 if TYPE_CHECKING:
@@ -27,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 #: Retries of one trigger that its generations leave room for, between two replacements.
 _RETRIES: Final = 1 << 20
-#: Seconds for which a delivery that comes after its trigger has ended leaves the rest to the one that ended it.
-_GRACE: Final = 5.0
 _HEADERS: Final = {header.KEY, header.DIGEST, *header.OF_A_WAIT, *(option.header for option in CALL_OPTIONS.values())}
 _ON_HELD: Final[dict[str, OnHeld]] = {"requeue": "wait", "skip": "skip", "reject": "reject"}
 
@@ -76,7 +76,9 @@ class Trigger:
             previous=self.headers.get(header.PREVIOUS, "-"),
             generation=(request.replaced_task_nesting or 0) * _RETRIES + (request.retries or 0),
             first_ms=str(self.headers.get(header.FIRST_SEEN, "")),
-            grace=0.0 if request.is_eager else _GRACE,
+            grace=0.0 if request.is_eager else GRACE,
+            message=pack_message(request) if options.rescue else b"",
+            max_deliveries=options.max_deliveries,
         )
 
     @property

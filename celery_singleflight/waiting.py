@@ -14,6 +14,7 @@ from kombu.serialization import registry
 
 from celery_singleflight import headers as header, signals
 from celery_singleflight.errors import Contended, StoreUnavailable
+from celery_singleflight.message import queues_behind
 from celery_singleflight.policies import LONGEST_DELAY, blind_delay, requeue_delay
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _publish(trigger: Trigger, countdown: float, headers: dict[str, Any]) -> Any
     request, task = trigger.request, trigger.task
     kept = {name: value for name, value in trigger.headers.items() if name != "redelivered" and not name.startswith("x-")}
     options: dict[str, Any] = {"countdown": countdown, "headers": {**kept, **headers}, "add_to_parent": False}
-    declare = _queues_behind(trigger.binding.app, request.delivery_info or {})
+    declare = queues_behind(trigger.binding.app, (request.delivery_info or {}).get("exchange"))
     if declare:
         options["declare"] = declare
     content_type = (request.properties or {}).get(header.SERIALIZER)
@@ -122,17 +123,6 @@ def _publish(trigger: Trigger, countdown: float, headers: dict[str, Any]) -> Any
             time.sleep(_BROKER_PAUSE)
         else:
             return signature
-
-
-def _queues_behind(app: Celery, delivery_info: dict[str, Any]) -> list[Any]:
-    """Return the queues of the exchange a message came through.
-
-    A prefork child has not declared them, and on a virtual transport a message to an undeclared topic exchange is lost.
-    """
-    exchange = delivery_info.get("exchange")
-    return (
-        [queue for queue in app.amqp.queues.values() if queue.exchange and queue.exchange.name == exchange] if exchange else []
-    )
 
 
 def _tell(trigger: Trigger, held: Held, contention: Contended) -> None:

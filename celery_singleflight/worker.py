@@ -1,12 +1,17 @@
-"""The worker's main process: an owner token for each delivery."""
+"""The worker's main process: an owner token for each delivery, and what becomes of one whose process is lost."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
 from celery_singleflight import headers as header
+from celery_singleflight.claims import Outcome
+from celery_singleflight.departure import Departure
 from celery_singleflight.trigger import new_owner
 
 __all__ = ("RequestClass",)
@@ -32,14 +37,70 @@ class RequestClass:
 class _OwnerPerDelivery:
     """Mints the owner token of a delivery where the main process can release by it, and hands it to the pool."""
 
+    task: Any
+
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]
         eventer = self.eventer  # type: ignore[attr-defined]
         request_dict = self.request_dict  # type: ignore[attr-defined]
-        # Properties do not travel on with a requeued message, so the token stays with this delivery.
+        # Properties do not travel on with a requeued message, so the token stays with this delivery. What is here of the
+        # message goes to the pool in any case, and is not pickled twice.
         request_dict["properties"] = {
             **(request_dict.get("properties") or {}),
             header.OWNER: new_owner(),
             header.SERIALIZER: message.content_type,
             header.EVENTS: bool(eventer and eventer.enabled),
+            header.MESSAGE: (tuple(message.headers), self.body, message.content_type, message.content_encoding),  # type: ignore[attr-defined]
         }
+
+    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        """Celery's handler for a run that has raised, or whose process is lost; the lease of that one is released here."""
+        error = getattr(exc_info.exception, "exc", exc_info.exception)
+        forward = partial(super().on_failure, exc_info, *args, **kwargs)  # type: ignore[misc]
+        if isinstance(error, TimeLimitExceeded):
+            self._end_at_time_limit()
+            return forward()
+        if isinstance(error, Terminated) and not self._is_cancelled:
+            Departure(self).conclude(Outcome.REVOKED, "terminated", is_gone=True)
+            return forward()
+        if not isinstance(error, Terminated | WorkerLostError | SystemExit | KeyboardInterrupt):
+            return forward()
+        departure = Departure(self)
+        # A worker that is told to go is no fault of the task.
+        is_leaving = state.should_stop is not None or state.should_terminate is not None or self._is_cancelled
+        departure.give_back(died=not is_leaving)
+        result = forward()
+        runs_again = self._is_given_back or self._is_cancelled or getattr(self.task, "retry_on_worker_lost", False)
+        if not runs_again:
+            departure.conclude(Outcome.FAILED, repr(error), is_gone=True)
+        return result
+
+    def reject(self, requeue: bool = False) -> Any:  # noqa: FBT001, FBT002, as Celery calls it
+        """Celery's way to give the message back to the broker, or to drop it."""
+        self._is_given_back = requeue
+        return super().reject(requeue=requeue)  # type: ignore[misc]
+
+    def _announce_revoked(self, reason: str, terminated: bool, *args: Any, **kwargs: Any) -> Any:  # noqa: FBT001
+        Departure(self).conclude(Outcome.REVOKED, reason, is_gone=False)
+        return super()._announce_revoked(reason, terminated, *args, **kwargs)  # type: ignore[misc]
+
+    _is_given_back = False
+
+    @property
+    def _is_cancelled(self) -> bool:
+        """Whether the worker has stopped the run itself, and the message is not acknowledged."""
+        return bool(getattr(self, "_already_cancelled", False))
+
+    def _end_at_time_limit(self) -> None:
+        """Record the failure now, and release the lease when the process, which still lives, has been killed."""
+        departure, task = Departure(self), self.task
+        pid = getattr(self, "worker_pid", None)
+        acks = getattr(task, "acks_on_timeout", None)
+        if acks is None:
+            acks = task.acks_on_failure_or_timeout
+        if task.acks_late and not acks:
+            departure.when_gone(pid, partial(departure.give_back, died=True))
+            return
+        end = partial(departure.conclude, Outcome.FAILED, "the hard time limit passed")
+        end(is_gone=False)
+        departure.when_gone(pid, partial(end, is_gone=True))

@@ -8,6 +8,7 @@
 -- KEYS[3] pace        hash: hold_ms, the recent hold time; next_ms, the next free turn. Only there while somebody waits
 -- KEYS[4] execution   hash: run record of the execution key
 -- KEYS[5] trigger     hash: record of the trigger; the same key as execution unless the execution key is explicit
+-- KEYS[6] due         sorted set: trigger -> store time in ms at which the sweeper looks at it
 -- ARGV[1] owner       owner token of this delivery
 -- ARGV[2] task_id     id of the trigger
 -- ARGV[3] worker      who asks, for people to read
@@ -23,6 +24,9 @@
 -- ARGV[13] wait_ms    how long the trigger may wait in all; empty for no bound
 -- ARGV[14] first_ms   store time at which the trigger first met contention; empty when it has not
 -- ARGV[15] grace_ms   how long another delivery that has just ended the trigger is given to send what follows
+-- ARGV[16] message    the message, to be published again if this delivery dies; empty when the store is not to keep it
+-- ARGV[17] member     the trigger, as `due` names it
+-- ARGV[18] deaths     how many of its runs may die before the trigger is dead-lettered; empty for no bound
 --
 -- Returns {"acquired", fence, run, attempt}  it is ours, also when asked again with the same owner token
 --      or {"held", what, holder, age_ms, remaining_ms, hold_ms, turn_ms, now_ms, first_ms}  what is "lock"; "execution",
@@ -52,12 +56,13 @@ local function keep(key, ms)
 end
 
 local holder, until_ms, since_ms, token, run_id, attempts, runs, on, runs_generation, done, newest, counts, settled, by,
-  ended_ms = unpack(redis.call('HMGET', execution, 'owner', 'until_ms', 'since_ms', 'fence', 'run', 'attempt', 'task_id',
-                               'worker', 'run_generation', 'outcome', 'generation', 'copy', 'settled', 'by', 'ended_ms'))
+  ended_ms, died = unpack(
+  redis.call('HMGET', execution, 'owner', 'until_ms', 'since_ms', 'fence', 'run', 'attempt', 'task_id', 'worker',
+             'run_generation', 'outcome', 'generation', 'copy', 'settled', 'by', 'ended_ms', 'died'))
 local outcome = done
 if separate then
-  newest, counts, outcome, settled, by, ended_ms = unpack(
-    redis.call('HMGET', trigger, 'generation', 'copy', 'outcome', 'settled', 'by', 'ended_ms'))
+  newest, counts, outcome, settled, by, ended_ms, died = unpack(
+    redis.call('HMGET', trigger, 'generation', 'copy', 'outcome', 'settled', 'by', 'ended_ms', 'died'))
 end
 local is_running = holder and holder ~= '' and tonumber(until_ms) > now
 
@@ -74,9 +79,27 @@ if newest == ours and counts and copy ~= counts and previous ~= counts then
   return {'surplus', 'copy'}
 end
 
+-- A message that the store keeps is kept for a day at least.
+local lives = math.max(tonumber(keep_ms), message ~= '' and 86400000 or 3600000)
+
 local function remember(...)
   redis.call('HSET', trigger, 'generation', generation, 'copy', copy, ...)
-  keep(trigger, math.max(tonumber(keep_ms), 3600000))
+  keep(trigger, lives)
+end
+
+-- The trigger has its outcome, and the message is kept until Celery has sent what follows.
+local function answers()
+  if message ~= '' then
+    redis.call('HSET', trigger, 'message', message)
+    redis.call('ZADD', due, text(now + tonumber(grace_ms)), member)
+  end
+end
+
+-- The broker has the trigger's message: the store keeps it no longer.
+local function leave_to_broker()
+  if redis.call('HDEL', trigger, 'message', 'handouts') > 0 then
+    redis.call('ZREM', due, member)
+  end
 end
 
 -- An answer from an execution ends with the execution's record.
@@ -93,9 +116,13 @@ if is_own_outcome or done then
     reason = outcome and redis.call('HGET', trigger, 'reason') or cjson.encode({'answered', runs})
     if tonumber(keep_ms) > 0 then
       remember('outcome', done, 'reason', reason, 'by', owner, 'ended_ms', text(now))
+      answers()
     end
   elseif by ~= owner then
     redis.call('HSET', trigger, 'by', owner, 'ended_ms', text(now))
+    if not settled then
+      answers()
+    end
   end
   return {'ended', is_own_outcome and outcome or done, settled or '', reason, told[2] or '', told[3] or '', told[4] or ''}
 end
@@ -117,11 +144,15 @@ local function held(what, since, task, at, ends)
       local reason = cjson.encode({what, task, at, age, remaining})
       remember('outcome', ending, 'reason', reason, 'by', owner, 'ended_ms', text(now))
       redis.call('HDEL', trigger, 'settled')
+      answers()
       return {'ended', ending, '', reason, '', '', ''}
     end
   end
   if on_held ~= 'ask' then
     remember()
+    if is_newcomer then
+      leave_to_broker()
+    end
   end
   local hold, turn = tonumber(redis.call('HGET', pace, 'hold_ms')), now
   if on_held == 'wait' and is_newcomer then
@@ -147,6 +178,22 @@ end
 local function facts(line)
   local ends, since, fenced, at, task = string.match(line, '^(%d+)\n(%d+)\n(%d+)\n([^\n]*)\n(.*)$')
   return {ends = tonumber(ends), since = tonumber(since), fence = fenced, worker = at, task = task}
+end
+
+-- A run of this trigger that has not ended died with its process; its own retry and replacement begin a new count.
+died = (not newest or ours == newest) and tonumber(died) or 0
+if holder and holder ~= '' and runs == task_id and tonumber(runs_generation) == ours then
+  died = died + 1
+end
+if deaths ~= '' and died >= tonumber(deaths) then
+  if separate and runs == task_id then
+    redis.call('DEL', execution)
+  end
+  remember('outcome', 'dead-lettered', 'reason', cjson.encode({'died', task_id, on or '', died, 0}), 'by', owner,
+           'ended_ms', text(now), 'died', died, 'owner', '')
+  redis.call('HDEL', trigger, 'settled')
+  answers()
+  return {'ended', 'dead-lettered', '', reason, '', '', ''}
 end
 
 local holders = redis.call('HLEN', lease)
@@ -199,16 +246,34 @@ run_id = run_id or run
 attempts = (tonumber(attempts) or 0) + 1
 local record = {'owner', owner, 'until_ms', text(mine.ends), 'since_ms', text(mine.since), 'fence', token, 'run', run_id,
                 'attempt', attempts, 'task_id', task_id, 'worker', worker, 'lock_key', lock_key, 'run_generation', generation}
+if died > 0 then
+  record[#record + 1] = 'died'
+  record[#record + 1] = died
+end
 if separate then
-  remember()
+  if message ~= '' then
+    remember('message', message)
+  else
+    remember()
+  end
 else
   record[#record + 1] = 'generation'
   record[#record + 1] = generation
   record[#record + 1] = 'copy'
   record[#record + 1] = copy
+  if message ~= '' then
+    record[#record + 1] = 'message'
+    record[#record + 1] = message
+  end
 end
 redis.call('HSET', execution, unpack(record))
-local lives = tonumber(ttl_ms) + math.max(tonumber(keep_ms), separate and 0 or 3600000) + 60000
+if newest then
+  redis.call('HDEL', trigger, 'handouts', 'left_by')
+end
+if message ~= '' then
+  redis.call('ZADD', due, text(mine.ends), member)
+end
+lives = tonumber(ttl_ms) + (separate and tonumber(keep_ms) or lives) + 60000
 if attempts > 1 or newest then
   keep(execution, lives)
 else

@@ -14,7 +14,7 @@
 -- ARGV[7] content_encoding  of the body
 -- ARGV[8] body              the result or the error
 -- ARGV[9] keep_ms           how long the outcome is kept
--- ARGV[10] release          "1" to release the lease, "0" when an outer holder of the same context goes on
+-- ARGV[10] hold_ms          for how long the lock key stays taken, from the acquisition; empty when an outer holder goes on
 --
 -- Returns {"finished"}  recorded, also when asked again with the same owner token
 --      or {"refused", owner, outcome}  somebody else owns the record or the lock key now; nothing is changed
@@ -55,13 +55,24 @@ local function is_taken()
   return live >= tonumber(limit)
 end
 
-local is_member = release == '1' and redis.call('HDEL', lease, owner) or redis.call('HEXISTS', lease, owner)
+local line = redis.call('HGET', lease, owner)
 -- Else it expired and was cleared away, or the store forgot: then nobody may have come in since.
-if is_member == 0 and is_taken() then
+if not line and is_taken() then
   return {'refused', '', ''}
 end
 
-if release == '1' and redis.call('EXISTS', pace) == 1 then
+local released = hold_ms ~= ''
+if released and line then
+  local _, since, rest = string.match(line, '^(%d+)\n(%d+)(\n.*)$')
+  local ends = tonumber(since) + tonumber(hold_ms)
+  redis.call('HDEL', lease, owner)
+  if ends > now then
+    -- The place stays taken, by a name that nobody can renew.
+    redis.call('HSET', lease, owner .. ' ended', string.format('%.0f\n%s%s', ends, since, rest))
+    redis.call('PEXPIRE', lease, string.format('%.0f', math.max(redis.call('PTTL', lease), ends - now + 60000)))
+  end
+end
+if released and redis.call('EXISTS', pace) == 1 then
   local old = tonumber(redis.call('HGET', pace, 'hold_ms'))
   local hold = math.max(now - (tonumber(since_ms) or now), 1)
   redis.call('HSET', pace, 'hold_ms', string.format('%.0f', old and old * 0.7 + hold * 0.3 or hold))

@@ -1,17 +1,31 @@
--- Note that Celery has done what follows a run: its result is stored, its callbacks and the rest of its chain are sent.
+-- Note how far Celery has come with what follows an outcome: the result, the callbacks, the rest of the chain.
 --
--- A further copy of a settled trigger's message needs no answer.
+-- A further copy of a settled trigger's message needs no answer, and the store keeps the message no longer, unless the
+-- trigger was dead-lettered: then somebody will want to see it.
 --
--- KEYS[*] triggers  records of triggers
--- ARGV[*] owners    owner token of the delivery that ended each of them
+-- KEYS[*] places  in turn the record of a trigger, and the sorted set in which the sweeper finds it
+-- ARGV[*] facts   in turn the owner token of the delivery that ended the trigger, the trigger as the sorted set names it, and
+--                 "" when Celery has done all, else in how many ms it may be taken for dead
 --
--- Returns {"settled", count}  how many were ended by the given owner
+-- Returns {"settled", count}  how many of them were ended by the given owner
 
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local count = 0
-for n, trigger in ipairs(triggers) do
-  if redis.call('HGET', trigger, 'by') == owners[n] then
-    redis.call('HSET', trigger, 'settled', '1')
+for n = 1, #places / 2 do
+  local trigger, due = places[2 * n - 1], places[2 * n]
+  local owner, member, patience = facts[3 * n - 2], facts[3 * n - 1], facts[3 * n]
+  local by, outcome = unpack(redis.call('HMGET', trigger, 'by', 'outcome'))
+  if by == owner then
     count = count + 1
+    if patience ~= '' then
+      redis.call('HSET', trigger, 'ended_ms', string.format('%.0f', now))
+      redis.call('ZADD', due, 'XX', string.format('%.0f', now + patience), member)
+    else
+      redis.call('HSET', trigger, 'settled', '1')
+      redis.call('HDEL', trigger, outcome == 'dead-lettered' and 'handouts' or 'message')
+      redis.call('ZREM', due, member)
+    end
   end
 end
 return {'settled', count}

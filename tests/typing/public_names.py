@@ -146,7 +146,7 @@ def an_outcome_is_one_of_its_words(outcome: Outcome) -> str:
     match outcome:
         case Outcome.SUCCEEDED | Outcome.FAILED:
             return "ran"
-        case Outcome.SKIPPED | Outcome.REJECTED | Outcome.TIMED_OUT:
+        case Outcome.SKIPPED | Outcome.REJECTED | Outcome.TIMED_OUT | Outcome.DEAD_LETTERED | Outcome.REVOKED:
             return "did not"
         case other:
             assert_never(other)

@@ -1,0 +1,135 @@
+"""What the store keeps of triggers beside their runs: outcomes given for them, what is still to be sent, their messages.
+
+Seconds become milliseconds here and in the store of runs, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from celery_singleflight.claims import Handout, Outcome, Record
+from celery_singleflight.errors import ScriptError
+from celery_singleflight.script import Script, Value, load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from celery_singleflight.connection import Connections
+    from celery_singleflight.keys import KeySpace
+
+__all__ = ("GRACE", "Custody", "milliseconds")
+
+logger = logging.getLogger(__name__)
+
+_CONCLUDE: Final = load("conclude")
+_SETTLE: Final = load("settle")
+_SWEEP: Final = load("sweep")
+_RESCUE: Final = load("rescue")
+
+#: Seconds for which a trigger that has ended is left to the delivery that ended it, before another one answers for it.
+GRACE: Final = 5.0
+#: Seconds after which a message that was handed out and has not entered is handed out again, at first.
+_HANDOUT_PAUSE: Final = 10.0
+
+
+class Custody:
+    """The records of triggers on one server, under one key prefix."""
+
+    __slots__ = ("_connections", "keys", "names")
+
+    def __init__(self, connections: Connections, keys: KeySpace) -> None:
+        self._connections = connections
+        self.keys = keys
+        #: Where a record and its lock key are kept, by the names of the scripts. Asked for at both ends of a run.
+        self.names = functools.lru_cache(maxsize=256)(self._make_names)
+
+    def conclude(self, owner: str, record: Record, outcome: Outcome, *, reason: str, keep: float, release: bool) -> bool:
+        """Give a trigger its outcome for a run that cannot do it itself. Returns whether it had none and is not under way."""
+        reply = self._run(
+            _CONCLUDE,
+            {
+                **self._of_trigger(record),
+                "owner": owner,
+                "task_id": record.task_id,
+                "outcome": outcome.value,
+                "reason": reason,
+                "keep_ms": milliseconds(keep),
+                "release": int(release),
+            },
+        )
+        return bool(reply.word == "concluded")
+
+    def settle(self, ended: Iterable[tuple[Record, str, bool]]) -> None:
+        """Note of each (record, owner that ended it, whether all is done) how far Celery has come with what follows."""
+        slots: dict[str, tuple[list[Value], list[Value]]] = {}
+        for record, owner, is_done in ended:
+            names = self.names(record)
+            slot = "" if self._connections.spans_slots else names["trigger"].partition("}")[0]
+            places, facts = slots.setdefault(slot, ([], []))
+            places += (names["trigger"], names["due"])
+            facts += (owner, record.member, "" if is_done else milliseconds(GRACE))
+        for places, facts in slots.values():
+            self._connections.run(_SETTLE, len(places), places + facts)
+
+    def due(self, lock_names: Sequence[str], limit: int) -> list[Record]:
+        """Return up to `limit` triggers of each lock name that need to be looked at by `rescue`."""
+        calls: list[list[Value]] = [_SWEEP.arguments({"due": self.keys.due(name), "limit": limit}) for name in lock_names]
+        found = []
+        for name, raw in zip(lock_names, self._connections.run_many(_SWEEP, len(_SWEEP.keys), calls), strict=True):
+            if isinstance(raw, ScriptError):
+                logger.error("could not look what is due of %s: %s", name, raw)
+                continue
+            found += [Record.of_member(name, member) for member in json.loads(_SWEEP.reply(raw).members)]
+        return found
+
+    def rescue(self, record: Record) -> Handout | None:
+        """Return the message of a trigger whose run has died or whose outcome nobody has passed on, to be published again.
+
+        Returns None when there is nothing to do, now or at all. Whatever becomes of the caller, the trigger comes up again.
+        """
+        names = self.names(record)
+        reply = self._run(
+            _RESCUE,
+            {
+                "trigger": names["trigger"],
+                "execution": names["execution"],
+                "due": names["due"],
+                "member": record.member,
+                "task_id": record.task_id,
+                "patience_ms": milliseconds(GRACE),
+                "pause_ms": milliseconds(_HANDOUT_PAUSE),
+            },
+        )
+        if reply.word != "message":
+            return None
+        return Handout(reply.message, reply.copy.decode(), reply.outcome.decode(), int(reply.times))
+
+    def close(self) -> None:
+        """Close the connections; the next call opens them again."""
+        self._connections.close()
+
+    def _make_names(self, record: Record) -> dict[str, str]:
+        lock_name = record.lock_key.name
+        trigger = self.keys.trigger(lock_name, record.task_id)
+        execution = trigger if record.execution_key is None else self.keys.execution(lock_name, record.execution_key)
+        return {
+            **self.keys.lock(record.lock_key)._asdict(),
+            "execution": execution,
+            "trigger": trigger if record.has_trigger else execution,
+        }
+
+    def _of_trigger(self, record: Record) -> dict[str, Value]:
+        """Return the names that `abandon` and `conclude` work on."""
+        names = self.names(record)
+        return {**{name: names[name] for name in ("lease", "execution", "trigger", "due")}, "member": record.member}
+
+    def _run(self, script: Script, named: dict[str, Any]) -> Any:
+        return script.reply(self._connections.run(script, len(script.keys), script.arguments(named)))
+
+
+def milliseconds(seconds: float) -> int:
+    """Return seconds as the scripts count them."""
+    return round(seconds * 1000)

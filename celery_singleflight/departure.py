@@ -1,0 +1,77 @@
+"""What the worker's main process does for a run whose process is gone, or is about to be killed."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from kombu.asynchronous import get_event_loop
+
+from celery_singleflight.custody import GRACE
+from celery_singleflight.errors import SingleflightError
+from celery_singleflight.trigger import Trigger
+
+if TYPE_CHECKING:
+    from celery_singleflight.claims import Claim, Outcome
+    from celery_singleflight.store import Store
+
+__all__ = ("Departure",)
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks whether a process is gone.
+_LOOK: Final = 0.1
+
+
+class Departure:
+    """Releases the lease of one delivery by its owner token, from the worker's main process.
+
+    A store that does not answer lets the lease expire by itself: nothing here raises.
+    """
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        self._place: tuple[Store, Claim] | None = None
+        try:
+            binding = request.task._binding  # noqa: SLF001, of the package
+            trigger = Trigger(request.task, request._context, binding, request.args, request.kwargs)  # noqa: SLF001
+            self._place = binding.coordination.brisk_store, trigger.claim
+        except Exception as error:  # noqa: BLE001, keys are made by users' functions from anybody's arguments
+            logger.warning("%s[%s]: its lease is left to expire: %r", request.name, request.id, error)
+
+    def give_back(self, *, died: bool) -> None:
+        """Release the lease: the process is gone, and the trigger runs again."""
+        if self._place:
+            store, claim = self._place
+            self._try(lambda: store.abandon(claim.owner, claim.record, again=GRACE, died=died))
+
+    def conclude(self, outcome: Outcome, reason: str, *, is_gone: bool) -> None:
+        """Record an outcome that Celery has decided on; the lease is released if the process is gone."""
+        if self._place:
+            store, claim = self._place
+            keep = claim.keep
+            self._try(lambda: store.conclude(claim.owner, claim.record, outcome, reason=reason, keep=keep, release=is_gone))
+
+    def when_gone(self, pid: int | None, act: Any) -> None:
+        """Call `act` once no process has that id any more; a lease whose holder lives is never released."""
+        if pid is None or not _is_alive(pid):
+            act()
+        elif (loop := get_event_loop()) is not None:
+            loop.call_later(_LOOK, self.when_gone, pid, act)
+
+    def _try(self, call: Any) -> None:
+        try:
+            call()
+        except SingleflightError as error:
+            logger.warning("%s[%s]: its lease is left to expire: %s", self._request.name, self._request.id, error)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

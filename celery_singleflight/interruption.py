@@ -1,0 +1,100 @@
+"""Ending a stretch of one thread's work from another thread, with an exception.
+
+In a process whose main thread does the work a signal interrupts it at once, blocking calls included. In any other thread
+CPython raises the exception at the next bytecode; a blocking call returns first. C code that does not return to the
+interpreter is not interrupted by either.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from typing import Any, Final
+
+__all__ = ("Stretch", "take_signal")
+
+#: SIGUSR1 is billiard's soft time limit.
+SIGNAL: Final[int] = getattr(signal, "SIGUSR2", 0)
+
+_guard: Final = threading.Lock()
+#: What the signal's handler is to raise.
+_wanted: Final[list[tuple[Stretch, BaseException]]] = []
+#: The process whose main thread has our handler.
+_handled_in: int = 0
+
+
+def take_signal() -> None:
+    """Let the main thread of this process be interrupted at once; does nothing in another thread.
+
+    A handler that somebody else has set for SIGUSR2 stays, and the main thread is then interrupted like any other.
+    """
+    global _handled_in  # noqa: PLW0603, signal handlers belong to the process
+    if _handled_in == os.getpid() or not SIGNAL or threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(SIGNAL) in (signal.SIG_DFL, signal.SIG_IGN, _raise_wanted):
+        signal.signal(SIGNAL, _raise_wanted)
+        _handled_in = os.getpid()
+
+
+class Stretch:
+    """Work that this thread begins and ends, and that another thread may interrupt in between; once."""
+
+    __slots__ = ("_is_interrupted", "_thread")
+
+    def __init__(self) -> None:
+        self._thread = 0
+        self._is_interrupted = False
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self._thread != 0
+
+    def begin(self) -> None:
+        """Begin in the calling thread."""
+        self._thread = threading.get_ident()
+
+    def interrupt(self, error: BaseException) -> bool:
+        """Raise the error in the thread that is at it. Returns whether it was under way, and not interrupted before."""
+        with _guard:
+            if not self._thread or self._is_interrupted:
+                return False
+            self._is_interrupted = True
+            if self._thread == threading.main_thread().ident and _handled_in == os.getpid():
+                _wanted.append((self, error))
+                signal.pthread_kill(self._thread, SIGNAL)
+                return True
+            return _raise_in(self._thread, _class_of(error)) == 1
+
+    def end(self) -> None:
+        """End; nothing is raised by `interrupt` once this has returned. May itself raise what was wanted before."""
+        with _guard:
+            thread, self._thread = self._thread, 0
+            if self._is_interrupted:
+                _wanted[:] = [(stretch, error) for stretch, error in _wanted if stretch is not self]
+                _raise_in(thread, None)
+
+
+def _raise_wanted(*_: object) -> None:
+    # No guard here: the main thread, which this runs in, may be holding it.
+    while _wanted:
+        stretch, error = _wanted.pop()
+        if stretch.is_under_way:
+            raise error
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> int:
+    exception: Any = ctypes.py_object() if error is None else ctypes.py_object(error)
+    return int(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception))
+
+
+def _class_of(error: BaseException) -> type[BaseException]:
+    """Return a class whose instances, made without arguments, are like this error: CPython makes them so."""
+    kind, arguments = type(error), error.args
+
+    def __init__(self: BaseException) -> None:  # noqa: N807
+        kind.__init__(self, *arguments)
+
+    return type(kind.__name__, (kind,), {"__init__": __init__, "__module__": kind.__module__})

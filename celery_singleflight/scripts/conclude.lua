@@ -1,0 +1,47 @@
+-- Give a trigger an outcome on behalf of a run that cannot do it itself: it was killed, or is about to be.
+--
+-- Celery has stored the result and sent what follows, so the trigger is settled at once.
+--
+-- KEYS[1] lease       hash: owner token -> lines of expiry in ms, since in ms, fencing token, worker, task id
+-- KEYS[2] execution   hash: run record of the execution key
+-- KEYS[3] trigger     hash: record of the trigger; the same key as execution unless the execution key is explicit
+-- KEYS[4] due         sorted set: trigger -> store time in ms at which the sweeper looks at it
+-- ARGV[1] owner       owner token of the delivery
+-- ARGV[2] task_id     id of the trigger
+-- ARGV[3] outcome     "failed" or "revoked"
+-- ARGV[4] reason      for people to read
+-- ARGV[5] keep_ms     how long the outcome is kept
+-- ARGV[6] release     "1" to release the lease, "0" while the process of the run may still live
+-- ARGV[7] member      the trigger, as `due` names it
+--
+-- Returns {"concluded"}  recorded, also when asked again with the same owner token
+--      or {"refused", outcome}  the trigger has this outcome already, or is not known; or another delivery runs it, and
+--         outcome is empty
+
+if release == '1' then
+  redis.call('HDEL', lease, owner)
+end
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local separate = execution ~= trigger
+
+local done, by = unpack(redis.call('HMGET', trigger, 'outcome', 'concluded_by'))
+if by == owner then
+  return {'concluded'}
+end
+if done or redis.call('EXISTS', trigger) == 0 then
+  return {'refused', done or 'unknown'}
+end
+local holder, until_ms, runs = unpack(redis.call('HMGET', execution, 'owner', 'until_ms', 'task_id'))
+if holder and holder ~= '' and holder ~= owner and runs == task_id and tonumber(until_ms) > now then
+  return {'refused', ''}
+end
+if separate and holder == owner then
+  redis.call('DEL', execution)
+end
+redis.call('HSET', trigger, 'owner', '', 'outcome', outcome, 'reason', reason, 'concluded_by', owner, 'settled', '1',
+           'ended_ms', string.format('%.0f', now))
+redis.call('HDEL', trigger, 'message')
+redis.call('ZREM', due, member)
+redis.call('PEXPIRE', trigger, keep_ms)
+return {'concluded'}

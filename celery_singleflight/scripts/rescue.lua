@@ -1,0 +1,47 @@
+-- Hand out the message of a trigger whose run has died, or whose outcome nobody has passed on; put off the next look at it.
+--
+-- Whatever becomes of the caller, the trigger comes up again: sooner or later, with a pause that doubles. The copy that is
+-- published takes its place by the rule of `enter`: the first of several that arrives counts, the others are surplus.
+--
+-- KEYS[1] trigger      hash: record of the trigger
+-- KEYS[2] execution    hash: run record of the execution key; the same key as trigger unless the execution key is explicit
+-- KEYS[3] due          sorted set: trigger -> store time in ms at which the sweeper looks at it
+-- ARGV[1] member       the trigger, as `due` names it
+-- ARGV[2] task_id      id of the trigger
+-- ARGV[3] patience_ms  how long after its outcome a trigger that is not settled is left alone
+-- ARGV[4] pause_ms     in what time the message is handed out again, the first time; then twice as long each time, up to an hour
+--
+-- Returns {"later"}  it runs, or has just ended
+--      or {"gone"}  there is nothing to rescue
+--      or {"message", message, copy, outcome, times}  to be published as a copy made from this one; outcome is empty for a run that
+--         died, times counts how often the message has been handed out since it entered
+
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+
+local function look_again(at)
+  redis.call('ZADD', due, string.format('%.0f', at), member)
+end
+
+local message, copy, outcome, settled, ended_ms = unpack(
+  redis.call('HMGET', trigger, 'message', 'copy', 'outcome', 'settled', 'ended_ms'))
+if not message or settled then
+  redis.call('ZREM', due, member)
+  return {'gone'}
+end
+if outcome then
+  local ripe = tonumber(ended_ms) + patience_ms
+  if ripe > now then
+    look_again(ripe)
+    return {'later'}
+  end
+else
+  local holder, until_ms, runs = unpack(redis.call('HMGET', execution, 'owner', 'until_ms', 'task_id'))
+  if holder and holder ~= '' and runs == task_id and tonumber(until_ms) > now then
+    look_again(tonumber(until_ms))
+    return {'later'}
+  end
+end
+local times = redis.call('HINCRBY', trigger, 'handouts', 1)
+look_again(now + math.min(pause_ms * 2 ^ (times - 1), 3600000))
+return {'message', message, copy or '', outcome or '', times}

@@ -1,0 +1,120 @@
+"""The sweeper: a step of every worker that publishes again what a dead worker has left.
+
+There is no leader: the script that hands a message out also puts off the next look at it, so that of several sweepers one gets
+it, and the trigger comes up again if that one dies. Under prefork it runs on the worker's event loop; nothing is forked
+beside a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from celery.bootsteps import StartStopStep
+
+from celery_singleflight import signals
+from celery_singleflight.binding import lock_names
+from celery_singleflight.coordination import coordination
+from celery_singleflight.errors import ConfigurationError, SingleflightError
+from celery_singleflight.message import publish_again
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from celery_singleflight.claims import Handout, Record
+
+__all__ = ("Sweeper", "SweeperStep")
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks, with jitter, so that workers that were started together do not all look at once.
+_INTERVAL: Final = 1.0
+#: Seconds after which a look is left to the next one: an event loop has other things to do.
+_LONGEST_LOOK: Final = 0.5
+#: Triggers of one lock name that are handed out in one look, at most.
+_AT_ONCE: Final = 50
+#: Seconds between two looks at most, while the store is away.
+_LONGEST_PAUSE: Final = 15.0
+
+
+class Sweeper:
+    """Looks, for all lock names of an app, which triggers need to be published again, and does it."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._failures = 0
+
+    def look(self) -> float:
+        """Look once. Returns in how many seconds to look again. Raises nothing: one bad row must not stop the rest."""
+        try:
+            self._sweep()
+        except SingleflightError as error:
+            self._failures += 1
+            logger.warning("the sweeper cannot look, and rescues nothing until it can: %s", error)
+        except Exception:
+            self._failures += 1
+            logger.exception("a look of the sweeper failed; the next one follows")
+        else:
+            self._failures = 0
+        pause = min(_INTERVAL * 2.0 ** min(self._failures, 10), _LONGEST_PAUSE)
+        return pause * random.uniform(0.8, 1.2)  # noqa: S311, jitter
+
+    def _sweep(self) -> None:
+        names = sorted(lock_names(self._app))
+        if not names:
+            return
+        store = coordination(self._app).brisk_store
+        give_up_at = time.monotonic() + _LONGEST_LOOK
+        for record in store.due(names, _AT_ONCE):
+            if time.monotonic() > give_up_at:
+                return
+            handout = store.rescue(record)
+            if handout is not None:
+                self._publish(record, handout)
+
+    def _publish(self, record: Record, handout: Handout) -> None:
+        lock_name = record.lock_key.name
+        why = f"ended, {handout.outcome}, and what follows was not sent" if handout.outcome else "was left by a run that died"
+        try:
+            publish_again(self._app, handout)
+        except Exception:
+            # It comes up again by itself; the others must not wait for it.
+            logger.exception("%s of %s %s, and could not be published again", record.task_id, lock_name, why)
+            return
+        logger.warning("%s of %s %s: published again", record.task_id, lock_name, why)
+        signals.rescued.send(
+            sender=None, task_id=record.task_id, lock_name=lock_name, outcome=handout.outcome, times=handout.times
+        )
+
+
+class SweeperStep(StartStopStep):  # type: ignore[misc]
+    """Runs the sweeper on the timer of the worker's consumer, while that is connected to the broker."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        super().__init__(consumer, **options)
+        self._sweeper = Sweeper(consumer.app)
+        self._entry: Any = None
+
+    def start(self, consumer: Any) -> None:
+        """Look for the first time, soon."""
+        try:
+            coordination(consumer.app)
+        except ConfigurationError as error:
+            logger.error("nothing is rescued: %s", error)  # noqa: TRY400, it says all
+            return
+        self._entry = consumer.timer.call_after(_INTERVAL, self._tick, (consumer,))
+
+    def stop(self, consumer: Any) -> None:
+        """Look no more."""
+        if self._entry is not None:
+            consumer.timer.cancel(self._entry)
+            self._entry = None
+
+    def _tick(self, consumer: Any) -> None:
+        pause = self._sweeper.look()
+        if self._entry is not None:
+            self._entry = consumer.timer.call_after(pause, self._tick, (consumer,))
