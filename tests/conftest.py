@@ -6,6 +6,8 @@ import pytest
 from kombu import Connection
 from nodes import ValkeyContainer
 
+pytest_plugins = ["places"]
+
 
 @pytest.fixture(scope="session")
 def valkey():

@@ -115,6 +115,8 @@ class Keyspace:
             kind = name.split(":")[2]
             if kind == "fence":
                 values.get(name)
+            elif kind == "due":
+                values.zrange(name, 0, -1, withscores=True)
             else:
                 values.hgetall(name)
             values.pexpiretime(name)
@@ -131,8 +133,11 @@ class Keyspace:
         return {name: ms for name, ms in left.items() if ms != -2}
 
     def lasting(self) -> list[str]:
-        """Return the keys that nothing will ever remove. There must be none."""
-        return [name for name, ms in self.ttls().items() if ms == -1]
+        """Return the keys that nothing will ever remove. There must be none.
+
+        An index of what is due goes with its last member, and each worker that looks into it gives it a time to live.
+        """
+        return [name for name, ms in self.ttls().items() if ms == -1 and name.split(":")[2] != "due"]
 
     def live(self, lease: str) -> dict[str, float]:
         """Return the owners whose lease has not expired, each with the time in ms at which it does."""

@@ -1,3 +1,5 @@
+"""Places: an app, its workers and the judge, as fixtures."""
+
 from __future__ import annotations
 
 import gc
