@@ -155,10 +155,13 @@ class Heartbeat:
 
     def _await_deadlines(self) -> None:
         while kept := [lease for (_, record), lease in list(self._kept.items()) if not self._is_over(lease, record)]:
-            nearest = min(lease.expires_at for lease in kept) - time.monotonic()
+            for lease in kept:
+                if lease.remaining <= lease.ttl * _PART:
+                    self._endanger(lease)
+            nearest = min(lease.remaining for lease in kept)
             if nearest > _LONGEST_CALL:
                 return
-            time.sleep(min(max(nearest, 0.001), 0.5))
+            time.sleep(min(max(nearest, 0.001), 0.1))
 
     def _is_over(self, lease: Lease, record: Record) -> bool:
         if lease.is_lost:
@@ -174,6 +177,9 @@ class Heartbeat:
 
     def _warn(self, lease: Lease, error: SingleflightError) -> None:
         logger.warning("could not renew %r, trying again: %s", lease, error)
+        self._endanger(lease)
+
+    def _endanger(self, lease: Lease) -> None:
         if lease.owner not in self._endangered:
             self._endangered.add(lease.owner)
             signals.lease_endangered.send(sender=None, lease=lease, remaining=lease.remaining)

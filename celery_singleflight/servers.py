@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -14,12 +15,12 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_singleflight.connection import PAUSES, ClientConnections, Connections, DirectConnections
-from celery_singleflight.errors import ConfigurationError
+from celery_singleflight.errors import ConfigurationError, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ("connect", "without_password")
+__all__ = ("client_beside", "connect", "without_password")
 
 #: Seconds. A store that has not answered by then is asked again on a new connection.
 _TIMEOUTS: Final = {"socket_timeout": 2.0, "socket_connect_timeout": 1.0}
@@ -71,6 +72,30 @@ def connect(url: str, options: Mapping[str, Any], *, pauses: Sequence[float] = P
         f"the store at {without_password(url)} cannot be used: expected redis://, rediss://, unix://, "
         "redis+cluster:// or sentinel://"
     )
+
+
+@contextmanager
+def client_beside(connections: Connections) -> Iterator[Any]:
+    """Yield a redis-py client for the same server: for operators, who ask for what no script does, such as which keys there are.
+
+    Raises `StoreUnavailable` for whatever keeps the server from answering, here or in the block.
+    """
+    client: Any = None
+    try:
+        if isinstance(connections, ClientConnections):
+            client = connections._make()
+        elif isinstance(connections, DirectConnections):
+            client = redis.Redis(connection_pool=connections._pool)  # noqa: SLF001, of the package
+        else:
+            raise TypeError(f"expected the connections of `connect`, got {connections!r}")
+        yield client
+    except redis.sentinel.MasterNotFoundError:
+        raise StoreUnavailable("the store does not answer: no Sentinel names a primary") from None  # it may quote a password
+    except (OSError, redis.RedisError, redis.cluster.RedisClusterException) as error:
+        raise StoreUnavailable(f"the store does not answer: {error}") from error
+    finally:
+        if client is not None:
+            client.close()
 
 
 def _database(url: str) -> int:

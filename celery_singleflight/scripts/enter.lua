@@ -189,8 +189,8 @@ if deaths ~= '' and died >= tonumber(deaths) then
   if separate and runs == task_id then
     redis.call('DEL', execution)
   end
-  remember('outcome', 'dead-lettered', 'reason', cjson.encode({'died', task_id, on or '', died, 0}), 'by', owner,
-           'ended_ms', text(now), 'died', died, 'owner', '')
+  local reason = cjson.encode({'died', task_id, on or '', died, 0})
+  remember('outcome', 'dead-lettered', 'reason', reason, 'by', owner, 'ended_ms', text(now), 'died', died, 'owner', '')
   redis.call('HDEL', trigger, 'settled')
   answers()
   return {'ended', 'dead-lettered', '', reason, '', '', ''}

@@ -15,7 +15,7 @@ from celery_singleflight.lease import Lease
 if TYPE_CHECKING:
     from cluster import Keyspace
 
-    from celery_singleflight.claims import Ended, Held, Refused, Surplus
+    from celery_singleflight.claims import Ended, Handout, Held, Refused, Surplus
     from celery_singleflight.store import Store
 
 LOCK: Final = LockKey.of("billing", ["acct_1"])
@@ -84,11 +84,11 @@ class Desk:
         *,
         reason: str = "[]",
         keep: float = KEEP,
-        release: bool = True,
+        hold: float | None = 0.0,
     ) -> Refused | None:
         value = Encoded("application/json", "utf-8", body)
         lease = self.lease(claim, token)
-        return self.store.finish(lease, claim.record, outcome, value, reason=reason, keep=keep, release=release)
+        return self.store.finish(lease, claim.record, outcome, value, reason=reason, keep=keep, hold=hold)
 
     def run(self, claim: Claim, outcome: Outcome = Outcome.SUCCEEDED, **how: Any) -> Acquired:
         """Take the lease and finish."""
@@ -103,8 +103,21 @@ class Desk:
     def abandon(self, claim: Claim, **how: Any) -> None:
         self.store.abandon(claim.owner, claim.record, **how)
 
-    def settle(self, *claims: Claim) -> None:
-        self.store.settle([(claim.record, claim.owner) for claim in claims])
+    def settle(self, *claims: Claim, is_done: bool = True) -> None:
+        self.store.settle([(claim.record, claim.owner, is_done) for claim in claims])
+
+    def conclude(
+        self, claim: Claim, outcome: Outcome = Outcome.FAILED, *, reason: str = "why", keep: float = KEEP, release: bool = True
+    ) -> bool:
+        return self.store.conclude(claim.owner, claim.record, outcome, reason=reason, keep=keep, release=release)
+
+    def rescue(self, claim: Claim) -> Handout | None:
+        return self.store.rescue(claim.record)
+
+    def die(self, claim: Claim) -> None:
+        """Take the lease, and end without a word: the lease has run out since."""
+        self.acquire(claim)
+        self.expire(claim)
 
     # Where the store keeps what belongs to a claim.
 
@@ -123,7 +136,24 @@ class Desk:
     def execution_name(self, claim: Claim) -> str:
         return self.store.names(claim.record)["execution"]
 
+    def due_name(self, claim: Claim) -> str:
+        return self.store.keys.lock(claim.record.lock_key).due
+
     # What it keeps there.
+
+    def due(self, claim: Claim) -> dict[str, float]:
+        """Every trigger of the lock name that the sweeper is to look at, with the time in ms at which it does."""
+        return dict(self.client.zrange(self.due_name(claim), 0, -1, withscores=True))
+
+    def due_in(self, claim: Claim) -> float | None:
+        """In how many seconds the sweeper looks at the trigger; None for never."""
+        score = self.due(claim).get(claim.record.member)
+        return None if score is None else (score - self.keyspace.now_ms()) / 1000
+
+    def message(self, claim: Claim) -> bytes | None:
+        """The message that the store keeps of the trigger."""
+        text = self.client.hget(self.trigger_name(claim), "message")
+        return None if text is None else text.encode(errors="surrogateescape")
 
     def scores(self, claim: Claim) -> dict[str, float]:
         """Every owner in the lease, expired or not."""
@@ -142,6 +172,11 @@ class Desk:
     def expire(self, claim: Claim) -> None:
         """Let the claim's lease have run out a second ago."""
         self.keyspace.expire(self.lease_name(claim), self.execution_name(claim), claim.owner)
+
+    def overdue(self, claim: Claim, seconds: float = 1.0) -> None:
+        """Let the sweeper's look at the trigger have been due for that long."""
+        name, past = self.due_name(claim), self.keyspace.now_ms() - seconds * 1000
+        assert self.client.zadd(name, {claim.record.member: past}, xx=True, ch=True) == 1
 
     def lose_next_reply(self, *, spare: int = 0) -> list[str]:
         """Cut the connection after the next exchange, or a later one: the script has run, its reply never comes.

@@ -26,7 +26,7 @@ def test_an_abandoned_lease_is_free_and_its_trigger_runs_again(desk, execution_k
 
 
 @KEYS
-@pytest.mark.parametrize("how", [{}, {"generation": 3}, {"forget": True}, {"release": False}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"generation": 3}, {"forget": True}, {"hold": None}], ids=str)
 def test_abandoning_again_changes_nothing(desk, execution_key, how):
     claim = desk.claim(execution_key=execution_key)
     desk.acquire(claim)
@@ -183,7 +183,7 @@ def test_a_lease_that_an_outer_holder_goes_on_with_is_not_released(desk):
     acquired = desk.acquire(outer)
     desk.acquire(inner)
 
-    desk.abandon(inner, forget=True, release=False)
+    desk.abandon(inner, forget=True, hold=None)
 
     assert not desk.client.exists(desk.execution_name(inner))
     assert desk.enter(outer) == acquired

@@ -117,7 +117,6 @@ def test_a_trigger_whose_value_could_not_be_stored_is_answered_without_a_content
         nothing,
         reason='["why"]',
         keep=600.0,
-        release=True,
     )
 
     assert desk.enter(desk.claim()) == Ended(Outcome.SUCCEEDED, settled=False, reason=["why"], value=nothing)

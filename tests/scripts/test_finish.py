@@ -269,7 +269,7 @@ def test_a_lease_that_an_outer_holder_goes_on_with_is_not_released(desk):
     desk.acquire(inner)
     scores, holders = desk.scores(outer), desk.holders(outer)
 
-    assert desk.finish(inner, token, release=False) is None
+    assert desk.finish(inner, token, hold=None) is None
 
     assert desk.scores(outer) == scores
     assert desk.holders(outer) == holders

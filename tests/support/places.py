@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -131,4 +132,4 @@ def rabbit_proxy(rabbitmq):
 @pytest.fixture
 def key(request) -> str:
     """A key that no other test uses."""
-    return f"{request.node.name}-{uuid4().hex[:8]}"
+    return f"{re.sub('[^a-z0-9_]+', '-', request.node.name)}-{uuid4().hex[:8]}"

@@ -15,6 +15,8 @@ class Proxy:
         self._target = (host, port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._flows = threading.Event()
+        self._flows.set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -35,7 +37,16 @@ class Proxy:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
 
+    def stall(self) -> None:
+        """Pass nothing on: connections stay open, and nothing is heard, until `resume`."""
+        self._flows.clear()
+
+    def resume(self) -> None:
+        """Pass on what came meanwhile, and all that follows."""
+        self._flows.set()
+
     def close(self) -> None:
+        self.resume()
         self._listener.close()
         self.cut()
 
@@ -55,10 +66,10 @@ class Proxy:
             for source, sink in ((client, server), (server, client)):
                 threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
 
-    @staticmethod
-    def _pump(source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
+                self._flows.wait()
                 sink.sendall(data)
         for end in (source, sink):
             with contextlib.suppress(OSError):

@@ -1,0 +1,258 @@
+"""What an operator is told: values made from what the store keeps, without a look at the store.
+
+The names of their fields are the keys of the JSON documents; docs/reference/commands.md lists them. Durations in seconds. Of a
+message and a result there is only the size.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from celery_singleflight.claims import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = (
+    "Counts",
+    "Ending",
+    "Explanation",
+    "Holder",
+    "Lock",
+    "Locks",
+    "Release",
+    "Signs",
+    "Trigger",
+    "Turns",
+    "why_of",
+    "why_of_lock",
+)
+
+#: Longest text of a reason that is shown.
+_LONGEST: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """Whether a holder lives, as far as can be told; None is not known."""
+
+    #: Its lease is live by the store's clock.
+    lease_is_live: bool
+    #: How long ago the lease was acquired or renewed.
+    renewed_ago: float | None
+    #: Whether its worker answers over Celery's remote control.
+    worker_answers: bool | None
+    #: What that worker has of the trigger: "active", "reserved", "ready", or None for nothing.
+    worker_has_it: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who has a place of a lock key."""
+
+    task_id: str
+    worker: str
+    owner: str
+    fencing_token: int
+    #: "live"; "expired", and nobody has come in since; "ended", and the place stays taken until its min_hold is over.
+    state: str
+    age: float
+    #: Until the lease ends unless it is renewed; negative since when it has expired.
+    remaining: float
+
+    @classmethod
+    def of_line(cls, owner: str, line: str, now: int) -> Holder:
+        """Read a line of a lease, at that store time in ms."""
+        ends, since, token, worker, task_id = line.split("\n", 4)
+        remaining = (int(ends) - now) / 1000
+        state = "ended" if owner.endswith(" ended") else "live" if remaining > 0 else "expired"
+        return cls(task_id, worker, owner, int(token), state, max(now - int(since), 0) / 1000, remaining)
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What is known of those that wait for a lock key: they are with the broker, and the store gives each a turn."""
+
+    #: The recent hold time; None as long as no run has ended while another waited.
+    hold: float | None
+    #: In what time the next one that comes gets its turn; 0 when no turn is reserved.
+    next_turn: float
+    #: About how many turns are reserved, which is about how many wait; None without a hold time.
+    reserved: int | None
+
+    @classmethod
+    def of_pace(cls, hold_ms: str | None, next_ms: str | None, now: int) -> Turns:
+        """Read the pace of a lock key, at that store time in ms."""
+        hold = float(hold_ms) / 1000 if hold_ms else None
+        turn = max(float(next_ms or 0) - now, 0.0) / 1000
+        return cls(hold, turn, round(turn / hold) if hold else None if turn else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """A lock key that is held, or was waited for within the last ten minutes. The name is None where the text does not tell."""
+
+    lock_key: str
+    lock_name: str | None
+    holders: list[Holder]
+    turns: Turns
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The triggers of a lock name. Those that wait keep no lock key in the store, so they are counted by name only."""
+
+    lock_name: str
+    #: Triggers that are with the broker: contended, or between two attempts.
+    with_broker: int
+    #: How many records were looked at, and whether that was all of them.
+    examined: int
+    is_complete: bool
+    #: Triggers whose message is in the store, and how many of them the sweeper is to look at by now.
+    in_custody: int
+    due: int
+
+
+@dataclass(frozen=True, slots=True)
+class Locks:
+    """What `locks` answers. `left_out` is how many lock keys were beyond the limit."""
+
+    locks: list[Lock]
+    lock_names: list[Counts]
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a trigger or an execution has ended."""
+
+    outcome: str
+    reason: str
+    blocker_task_id: str | None
+    blocker_worker: str | None
+    ended_ago: float
+    is_settled: bool
+    result_bytes: int
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any], now: int) -> Ending | None:
+        """Read the outcome of a record, if it has one."""
+        outcome = record["outcome"]
+        if not outcome:
+            return None
+        reason, task_id, worker = _told(outcome, record["reason"] or "")
+        ended = max(now - int(record["ended_ms"] or now), 0) / 1000
+        return cls(outcome, reason, task_id, worker, ended, bool(record["settled"]), record["body_bytes"])
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """What the store knows of a trigger; the lock key is None as long as it has not held one."""
+
+    task_id: str
+    lock_name: str
+    lock_key: str | None
+    execution_key: str | None
+    #: "running", "expired", "in custody", "with the broker" or "ended".
+    state: str
+    attempt: int
+    deaths: int
+    handouts: int
+    is_released: bool
+    message_bytes: int
+    #: In what time the sweeper looks at it next; negative when it is overdue, None when it will not.
+    next_attention: float | None
+    kept_for: float
+    ending: Ending | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What `explain` answers; `kind` is "lock key", "trigger" or "execution key"."""
+
+    kind: str
+    key: str
+    #: Why it does not run, in one sentence.
+    why: str
+    lock: Lock | None
+    #: Of each holder of the lock, in its order.
+    signs: list[Signs]
+    #: The trigger that is asked for; of a lock key those whose message is in the store.
+    triggers: list[Trigger]
+    #: The last outcomes of the lock name, newest first, where the lock key is the one that is asked for or is not known.
+    last: list[Trigger]
+    counts: Counts | None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What `release` answers; `why` is "released", "live" or "other"."""
+
+    is_released: bool
+    why: str
+    lock_key: str
+    fencing_token: int
+    is_published_again: bool
+    holders: list[Holder]
+
+
+def why_of_lock(lock: Lock, signs: list[Signs]) -> str:
+    """Say in one sentence what keeps a trigger of the lock key from running."""
+    if not lock.holders:
+        return "nobody holds it: a trigger that comes now runs"
+    holder, sign = max(zip(lock.holders, signs, strict=True), key=lambda pair: pair[0].remaining)
+    held = f"{holder.task_id} on {holder.worker or 'unknown'}"
+    if holder.state == "ended" and holder.remaining > 0:
+        return f"the run of {held} has ended, and its min_hold keeps the place for {holder.remaining:.1f} s"
+    if holder.remaining <= 0:
+        return f"the lease of {held} ended {-holder.remaining:.1f} s ago without a finish: a trigger that comes now runs"
+    if sign.worker_answers is False:
+        return f"{held} holds it, its worker does not answer, and its lease ends in {holder.remaining:.1f} s unless renewed"
+    if sign.worker_answers and sign.worker_has_it is None:
+        return f"{held} holds it, its worker answers and knows no such trigger; the lease ends in {holder.remaining:.1f} s"
+    return f"{held} holds it for {holder.age:.1f} s, its lease has {holder.remaining:.1f} s left"
+
+
+def why_of(trigger: Trigger) -> str:
+    """Say in one sentence what becomes of a trigger."""
+    if trigger.ending:
+        ending = trigger.ending
+        reason = f": {ending.reason}" if ending.reason else ""
+        rest = "" if ending.is_settled else "; Celery has not sent all that follows yet"
+        return f"it has ended {ending.ended_ago:.1f} s ago, {ending.outcome}{reason}{rest}"
+    if trigger.state == "running":
+        return "it runs"
+    if trigger.state == "with the broker":
+        return "it is with the broker: it waits its turn, or for its next attempt; the store has no message of it"
+    if trigger.message_bytes == 0:
+        return "its run has died, and the store has no message of it: it runs again if the broker delivers it again"
+    when = "by now" if (trigger.next_attention or 0) <= 0 else f"in {trigger.next_attention:.1f} s"
+    left = "its run has died" if trigger.state == "expired" else "its last run gave it back"
+    return f"{left}; the sweeper of a worker is to publish it again {when}"
+
+
+def _told(outcome: str, reason: str) -> tuple[str, str | None, str | None]:
+    """Return the reason of an outcome as it may be shown, and the blocker that it names."""
+    try:
+        parts = json.loads(reason or "[]")
+    except ValueError:
+        return _short(reason), None, None
+    if not isinstance(parts, list) or not parts:
+        return "", None, None
+    if len(parts) == 5:
+        what, task_id, worker, number, remaining = parts
+        if what == "died":
+            return f"{number} of its runs died with their process, the last on {worker or 'unknown'}", None, None
+        held = f"the {what} was held by {task_id or 'unknown'} on {worker or 'unknown'}"
+        return f"{held} for {number / 1000:.1f} s, {remaining / 1000:.1f} s left", task_id, worker
+    if len(parts) == 2 and parts[0] == "answered":
+        return f"answered from the outcome of {parts[1] or 'unknown'}", parts[1], None
+    text = str(parts[0])
+    # The repr of an error may quote what the task was called with.
+    return f"{text.partition('(')[0]}(…)" if outcome == Outcome.FAILED and "(" in text else _short(text), None, None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -1,0 +1,272 @@
+"""What an operator asks the store: who holds what, why does a trigger not run; and the one thing he may change.
+
+This is the only place that asks a server which keys there are, by SCAN.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from heapq import nlargest
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from celery_singleflight.claims import Record
+from celery_singleflight.connection import ClientConnections
+from celery_singleflight.coordination import coordination
+from celery_singleflight.findings import (
+    Counts,
+    Ending,
+    Explanation,
+    Holder,
+    Lock,
+    Locks,
+    Release,
+    Signs,
+    Trigger,
+    Turns,
+    why_of,
+    why_of_lock,
+)
+from celery_singleflight.keys import LockKey, bounded
+from celery_singleflight.script import load
+from celery_singleflight.servers import client_beside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from celery import Celery
+
+__all__ = ("Inspection", "UnknownKey", "inspecting")
+
+_RELEASE: Final = load("release")
+
+#: Seconds for which a worker may keep an operator waiting.
+_PATIENCE: Final = 1.0
+
+
+@contextmanager
+def inspecting(app: Celery) -> Iterator[Inspection]:
+    """Yield an inspection of the app's store.
+
+    Raises `ConfigurationError` when there is none, `StoreUnavailable` when it does not answer, here or in the block.
+    """
+    connections = coordination(app).store._connections  # noqa: SLF001, of the package
+    with client_beside(connections) as client:
+        yield Inspection(app, client)
+
+
+class Inspection(Reading):
+    """A look at the store of an app."""
+
+    def locks(self, lock_name: str | None = None, *, limit: int) -> Locks:
+        """Return up to `limit` lock keys that are held or waited for, of all lock names or of one, and what waits by name."""
+        root = "{*}:*:" if lock_name is None else glob(self.keys.due(lock_name).removesuffix(f"due:{bounded(lock_name)}"))
+        texts: dict[str, str | None] = {}
+        triggers: dict[str, list[str]] = {}
+        for name in self.scan(f"{root}[ldpt]*"):
+            found = self.lock_name_in(name)
+            if lock_name is not None and found != lock_name:
+                continue
+            if name.kind in ("lease", "pace"):
+                texts[name.rest] = found
+            elif name.kind in ("trigger", "due") and found is not None:
+                kept = triggers.setdefault(found, [])
+                if name.kind == "trigger" and len(kept) <= EXAMINED:
+                    kept.append(name.whole)
+        shown = sorted(texts)[:limit]
+        for text in shown:
+            if (found := texts[text]) is not None:
+                triggers.setdefault(found, [])
+        now = self.now()
+        counts = [
+            self._counts(found, self.records(names[:EXAMINED]), len(names) <= EXAMINED, now)
+            for found, names in sorted(triggers.items())
+        ]
+        locks = [self._lock(LockKey(texts[text] or "", text), now) for text in shown]
+        is_told = lock_name is not None
+        return Locks(locks, [c for c in counts if is_told or c.with_broker or c.in_custody], len(texts) - len(shown))
+
+    def explain(self, key: str, *, is_execution_key: bool = False, limit: int) -> Explanation:
+        """Say why a lock key, trigger or execution key does not run. Raises `UnknownKey`."""
+        if is_execution_key:
+            return self._explain_execution(key)
+        lock_key = self.find_lock(key)
+        if lock_key is not None:
+            return self._explain_lock(lock_key, limit)
+        return self._explain_trigger(key)
+
+    def release(self, text: str, token: int, *, force: bool) -> Release:
+        """Release the holder of a lock key that has this fencing token, if its lease has expired or it is forced.
+
+        The message of its trigger, if the store has it, is published again at once. Raises `UnknownKey` and
+        `StoreUnavailable`.
+        """
+        lock_key = self.find_lock(text)
+        if lock_key is None:
+            raise self.unknown(text, "a lock key that is held")
+        lock = self._lock(lock_key, self.now())
+        holder = next((holder for holder in lock.holders if holder.fencing_token == token), None)
+        if holder is None:
+            return Release(False, "other", text, token, False, lock.holders)  # noqa: FBT003, as the document has it
+        record = self.record_of(lock_key, holder.task_id)
+        names = coordination(self.app).store.names(record)
+        connections = ClientConnections(lambda: self.client, spans_slots=False)
+        named = {name: names[name] for name in _RELEASE.keys}
+        values = {"token": token, "task_id": holder.task_id, "member": record.member, "force": int(force)}
+        reply = _RELEASE.reply(connections.run(_RELEASE, len(_RELEASE.keys), _RELEASE.arguments({**named, **values})))
+        is_released = reply.word == "released"
+        again = is_released and bool(reply.message)
+        return Release(is_released, reply.word, text, token, again, self._lock(lock_key, self.now()).holders)
+
+    # What an explanation is made of.
+
+    def _explain_lock(self, lock_key: LockKey, limit: int) -> Explanation:
+        now = self.now()
+        lock = self._lock(lock_key, now)
+        signs = self._signs(lock)
+        here = (lock_key.text, None)
+        due = self.client.zrange(self.keys.due(lock_key.name), 0, limit - 1)
+        kept = [self._trigger(Record.of_member(lock_key.name, text(member)), now) for member in due]
+        names = [name.whole for name in islice(self.scan(glob(self.keys.trigger(lock_key.name, "")) + "*"), EXAMINED + 1)]
+        records = self.records(names[:EXAMINED])
+        ended = [(int(r["ended_ms"] or 0), name) for name, r in records.items() if r["outcome"] and r["lock_key"] in here]
+        last = [
+            self._trigger(Record(lock_key, name.removeprefix(self.keys.trigger(lock_key.name, "")), None), now)
+            for _, name in nlargest(min(limit, 5), ended)
+        ]
+        return Explanation(
+            "lock key",
+            lock_key.text,
+            why_of_lock(lock, signs),
+            lock,
+            signs,
+            [trigger for trigger in kept if trigger is not None and trigger.lock_key in here],
+            [trigger for trigger in last if trigger is not None],
+            self._counts(lock_key.name, records, len(names) <= EXAMINED, now),
+        )
+
+    def _explain_trigger(self, task_id: str) -> Explanation:
+        names = self.named("trigger", task_id)
+        if not names:
+            raise self.unknown(task_id, "a lock key that was held within the last day, or the id of a trigger that has met one")
+        lock_name = self.lock_name_in(names[0]) or ""
+        record = self.record_of(LockKey(lock_name, ""), task_id)
+        trigger = self._trigger(record, self.now())
+        if trigger is None:
+            raise self.unknown(task_id, "the id of a trigger that the store remembers")
+        return self._with_lock("trigger", task_id, trigger, trigger.lock_key or self._lock_key_it_waits_for(trigger))
+
+    def _explain_execution(self, execution_key: str) -> Explanation:
+        names = self.named("execution", execution_key)
+        record = self.records([names[0].whole])[names[0].whole] if names else None
+        if record is None:
+            raise self.unknown(execution_key, "an execution key that the store remembers", "execution")
+        lock_name = self.lock_name_in(names[0]) or ""
+        trigger = self._trigger(Record(LockKey(lock_name, ""), record["task_id"] or "", execution_key), self.now())
+        if trigger is None:
+            raise self.unknown(execution_key, "an execution key that the store remembers", "execution")
+        return self._with_lock("execution key", execution_key, trigger, trigger.lock_key)
+
+    def _with_lock(self, kind: str, key: str, trigger: Trigger, text: str | None) -> Explanation:
+        lock_key = self.find_lock(text) if text else None
+        lock = self._lock(lock_key, self.now()) if lock_key else None
+        signs = self._signs(lock) if lock else []
+        why = why_of(trigger)
+        if trigger.state == "with the broker" and lock and lock.holders:
+            why = f"{why}. Of {text}: {why_of_lock(lock, signs)}"
+        return Explanation(kind, key, why, lock, signs, [trigger], [], None)
+
+    def _lock(self, lock_key: LockKey, now: int) -> Lock:
+        names = self.keys.lock(lock_key)
+        lines, (hold_ms, next_ms) = self.many([("hgetall", names.lease), ("hmget", names.pace, ["hold_ms", "next_ms"])])
+        holders = [Holder.of_line(text(owner), text(line), now) for owner, line in lines.items()]
+        holders.sort(key=lambda holder: holder.fencing_token)
+        return Lock(lock_key.text, lock_key.name or None, holders, Turns.of_pace(text(hold_ms), text(next_ms), now))
+
+    def _trigger(self, record: Record, now: int) -> Trigger | None:
+        """Return what is known of a trigger, None when its record is gone."""
+        names = coordination(self.app).store.names(record)
+        found = self.records([names["trigger"], names["execution"]])
+        own, run = found.get(names["trigger"]), found.get(names["execution"])
+        if own is None:
+            own = run
+        if own is None:
+            return None
+        # Another trigger may run, or have run, the execution.
+        run = run if run is not None and (names["execution"] == names["trigger"] or run["task_id"] == record.task_id) else own
+        ending = Ending.of_record(own, now) or (Ending.of_record(run, now) if run["outcome"] else None)
+        if ending:
+            state = "ended"
+        elif run["owner"]:
+            state = "running" if int(run["until_ms"] or 0) > now else "expired"
+        else:
+            state = "in custody" if own["message_bytes"] else "with the broker"
+        due = self.client.zscore(names["due"], record.member)
+        return Trigger(
+            task_id=record.task_id,
+            lock_name=record.lock_key.name,
+            lock_key=run["lock_key"] or own["lock_key"],
+            execution_key=record.execution_key,
+            state=state,
+            attempt=int(run["attempt"] or 0),
+            deaths=int(own["died"] or 0),
+            handouts=int(own["handouts"] or 0),
+            is_released=bool(own["released"]),
+            message_bytes=own["message_bytes"],
+            next_attention=None if due is None else (due - now) / 1000,
+            kept_for=max(own["left_ms"], 0) / 1000,
+            ending=ending,
+        )
+
+    def _counts(self, lock_name: str, records: dict[str, dict[str, Any]], is_complete: bool, now: int) -> Counts:  # noqa: FBT001
+        due = self.keys.due(lock_name)
+        in_custody, overdue = self.many([("zcard", due), ("zcount", due, "-inf", now)])
+        waiting = [r for r in records.values() if not (r["outcome"] or r["owner"] or r["message_bytes"])]
+        return Counts(lock_name, len(waiting), len(records), is_complete, in_custody, overdue)
+
+    def _signs(self, lock: Lock) -> list[Signs]:
+        workers = {holder.worker for holder in lock.holders if "@" in holder.worker}
+        answers = _ask_workers(self.app, sorted(workers), [holder.task_id for holder in lock.holders]) if workers else {}
+        ttl = self._lease_ttl(lock.lock_name)
+        signs = []
+        for holder in lock.holders:
+            answer = answers.get(holder.worker) if answers is not None else None
+            is_asked = answers is not None and holder.worker in workers
+            has = answer.get(holder.task_id) if answer else None
+            renewed = ttl - holder.remaining if ttl and "@" in holder.worker and holder.state != "ended" else None
+            signs.append(
+                Signs(
+                    holder.state == "live",
+                    max(renewed, 0.0) if renewed is not None else None,
+                    answer is not None if is_asked else None,
+                    has[0] if has else None,
+                )
+            )
+        return signs
+
+    def _lease_ttl(self, lock_name: str | None) -> float | None:
+        """Return the lease TTL of the tasks of a lock name, if this app has some and they agree."""
+        bindings = [binding for task in self.app.tasks.values() if (binding := getattr(task, "_binding", None))]
+        ttls = {b.options.lease_ttl for b in bindings if (b.options.lock_name or b.name) == lock_name}
+        return ttls.pop() if len(ttls) == 1 else None
+
+    def _lock_key_it_waits_for(self, trigger: Trigger) -> str | None:
+        """Return the lock key that the result backend names: the exception of a trigger that waits is a `Contended`."""
+        if trigger.state != "with the broker":
+            return None
+        try:
+            waits_for = getattr(self.app.AsyncResult(trigger.task_id).result, "lock_key", None)
+        except Exception:  # noqa: BLE001, any backend, and it may be away
+            return None
+        return waits_for if isinstance(waits_for, str) else None
+
+
+def _ask_workers(app: Celery, workers: list[str], task_ids: list[str]) -> dict[str, dict[str, Any]] | None:
+    """Ask workers what they have of these triggers. Returns the answers of those that answer, None without a broker."""
+    try:
+        with app.connection_for_read() as connection:
+            connection.ensure_connection(max_retries=1, timeout=_PATIENCE)
+            inspect = app.control.inspect(destination=workers, timeout=_PATIENCE, connection=connection)
+            return inspect.query_task(task_ids) or {}
+    except Exception:  # noqa: BLE001, whatever a broker's client raises
+        return None
