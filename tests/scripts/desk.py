@@ -107,7 +107,13 @@ class Desk:
         self.store.settle([(claim.record, claim.owner, is_done) for claim in claims])
 
     def conclude(
-        self, claim: Claim, outcome: Outcome = Outcome.FAILED, *, reason: str = "why", keep: float = KEEP, release: bool = True
+        self,
+        claim: Claim,
+        outcome: Outcome = Outcome.FAILED,
+        *,
+        reason: str = '["why"]',
+        keep: float = KEEP,
+        release: bool = True,
     ) -> bool:
         return self.store.conclude(claim.owner, claim.record, outcome, reason=reason, keep=keep, release=release)
 

@@ -16,10 +16,10 @@ from celery_singleflight.store import Store
 TRIGGER = ("execution", "trigger")
 HEADERS = {
     "enter": (
-        ("lease", "fence", "pace", *TRIGGER),
+        ("lease", "fence", "pace", *TRIGGER, "due"),
         (
             *("owner", "task_id", "worker", "lock_key", "run", "copy", "previous", "generation"),
-            *("limit", "ttl_ms", "keep_ms", "on_held", "wait_ms", "first_ms", "grace_ms"),
+            *("limit", "ttl_ms", "keep_ms", "on_held", "wait_ms", "first_ms", "grace_ms", "message", "member", "deaths"),
         ),
         {
             "acquired": ("fence", "run", "attempt"),
@@ -35,15 +35,26 @@ HEADERS = {
     ),
     "finish": (
         ("lease", "fence", "pace", *TRIGGER),
-        ("owner", "token", "limit", "outcome", "reason", "content_type", "content_encoding", "body", "keep_ms", "release"),
+        ("owner", "token", "limit", "outcome", "reason", "content_type", "content_encoding", "body", "keep_ms", "hold_ms"),
         {"finished": (), "refused": ("owner", "outcome")},
     ),
     "abandon": (
-        ("lease", *TRIGGER),
-        ("owner", "generation", "forget", "release"),
+        ("lease", *TRIGGER, "due"),
+        ("owner", "generation", "forget", "hold_ms", "member", "again_ms", "died"),
         {"abandoned": ()},
     ),
-    "settle": (("triggers",), ("owners",), {"settled": ("count",)}),
+    "conclude": (
+        ("lease", *TRIGGER, "due"),
+        ("owner", "task_id", "outcome", "reason", "keep_ms", "release", "member"),
+        {"concluded": (), "refused": ("outcome",)},
+    ),
+    "settle": (("places",), ("facts",), {"settled": ("count",)}),
+    "sweep": (("due",), ("limit",), {"due": ("members",)}),
+    "rescue": (
+        ("trigger", "execution", "due"),
+        ("member", "task_id", "patience_ms", "pause_ms"),
+        {"later": (), "gone": (), "message": ("message", "copy", "outcome", "times")},
+    ),
 }
 
 
@@ -101,7 +112,7 @@ def finished(desk):
     desk.run(desk.claim(), Outcome.FAILED)
 
 
-def refused(desk):
+def refused_by_finish(desk):
     claim = desk.claim()
     token = desk.acquire(claim).token
     desk.expire(claim)
@@ -113,12 +124,64 @@ def abandoned(desk):
     desk.abandon(desk.claim())
 
 
+def concluded(desk):
+    claim = desk.claim()
+    desk.acquire(claim)
+    desk.conclude(claim)
+
+
+def refused_by_conclude(desk):
+    desk.conclude(desk.claim())
+
+
 def settled(desk):
     desk.settle(desk.claim())
 
 
-@pytest.mark.parametrize(("name", "word"), [(name, word) for name in HEADERS for word in load(name).replies])
-def test_every_declared_reply_is_given_and_has_its_declared_fields(desk, name, word):
+def due(desk):
+    desk.store.due(["billing"], 10)
+
+
+def later(desk):
+    claim = desk.claim(message=b"a message")
+    desk.acquire(claim)
+    desk.rescue(claim)
+
+
+def gone(desk):
+    desk.rescue(desk.claim())
+
+
+def message(desk):
+    claim = desk.claim(message=b"a message")
+    desk.die(claim)
+    desk.rescue(claim)
+
+
+#: What makes a script give a reply.
+SCENES = {
+    "enter": (acquired, held, ended, surplus),
+    "renew": (renewed, lost),
+    "finish": (finished, refused_by_finish),
+    "abandon": (abandoned,),
+    "conclude": (concluded, refused_by_conclude),
+    "settle": (settled,),
+    "sweep": (due,),
+    "rescue": (later, gone, message),
+}
+
+
+def test_every_declared_reply_has_its_scene():
+    assert {name: [scene.__name__.partition("_")[0] for scene in scenes] for name, scenes in SCENES.items()} == {
+        name: list(load(name).replies) for name in HEADERS
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "scene"),
+    [pytest.param(name, scene, id=f"{name} {scene.__name__}") for name, scenes in SCENES.items() for scene in scenes],
+)
+def test_every_declared_reply_is_given_and_has_its_declared_fields(desk, name, scene):
     seen = []
 
     class Listening:
@@ -134,8 +197,9 @@ def test_every_declared_reply_is_given_and_has_its_declared_fields(desk, name, w
         def run_many(self, script, keys, calls):
             return [self.run(script, keys, values) for values in calls]
 
-    globals()[word](Desk(Store(Listening(), desk.store.keys), desk.keyspace, desk.connections))
+    scene(Desk(Store(Listening(), desk.store.keys), desk.keyspace, desk.connections))
 
+    word = scene.__name__.partition("_")[0]
     said, raw = seen[-1]
     raw = raw.split(b"\n") if isinstance(raw, bytes) else raw
     assert (said, raw[0].decode()) == (name, word)
@@ -148,7 +212,7 @@ def test_a_body_begins_its_replies_with_no_other_words(name):
     assert set(said) == set(load(name).replies)
 
 
-@pytest.mark.parametrize("name", [name for name in HEADERS if name != "settle"])
+@pytest.mark.parametrize("name", [name for name in HEADERS if not load(name).many])
 def test_inputs_are_put_in_the_order_of_the_header(name):
     script = load(name)
     names = script.keys + script.values

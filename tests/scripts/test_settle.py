@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from desk import FAR_LOCK, OTHER_LOCK
 
 from celery_singleflight.claims import Outcome
+from celery_singleflight.custody import GRACE
 from celery_singleflight.script import load
 
 SETTLE = load("settle")
+KEYS = pytest.mark.parametrize("execution_key", [None, "invoice:1"], ids=["task id", "execution key"])
 
 
 def settled(desk, claim):
@@ -111,8 +114,112 @@ def test_the_reply_counts_those_that_the_given_owners_had_ended(desk):
     mine, other = desk.claim("t1"), desk.claim("t2")
     desk.run(mine)
     desk.run(other)
-    triggers = [desk.trigger_name(claim) for claim in (mine, other, desk.claim("t3"))]
+    places = [name for claim in (mine, other, desk.claim("t3")) for name in (desk.trigger_name(claim), desk.due_name(claim))]
 
-    raw = desk.connections.run(SETTLE, 3, [*triggers, mine.owner, "somebody", "nobody"])
+    raw = desk.connections.run(SETTLE, len(places), [*places, mine.owner, "t1", "", "somebody", "t2", "", "nobody", "t3", ""])
 
     assert SETTLE.reply(raw) == ("settled", 1)
+
+
+@KEYS
+def test_the_message_of_a_settled_trigger_is_kept_no_longer(desk, execution_key):
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.run(claim)
+    assert (desk.message(claim), set(desk.due(claim))) == (b"a message", {claim.record.member})
+
+    desk.settle(claim)
+
+    assert (desk.message(claim), desk.due(claim)) == (None, {})
+    assert desk.due_name(claim) not in desk.keyspace.names(), "it goes with its last member"
+    assert desk.rescue(claim) is None
+
+
+def test_the_messages_of_other_triggers_are_kept(desk):
+    claim, other = desk.claim("t1", message=b"1"), desk.claim("t2", message=b"2")
+    desk.run(claim)
+    desk.run(other)
+
+    desk.settle(claim, other._replace(owner="somebody"))
+
+    assert (desk.message(other), set(desk.due(claim))) == (b"2", {"t2"})
+
+
+# While Celery is still sending
+
+
+@KEYS
+def test_an_ending_that_goes_on_is_left_alone_for_longer(desk, execution_key):
+    claim = desk.claim(execution_key=execution_key, message=b"a message", grace=GRACE)
+    desk.run(claim)
+    desk.client.hset(desk.trigger_name(claim), "ended_ms", desk.keyspace.now_ms() - 4000)
+    desk.overdue(claim)
+
+    desk.settle(claim, is_done=False)
+
+    assert desk.due_in(claim) == pytest.approx(GRACE, abs=1.0)
+    assert desk.keyspace.now_ms() - int(desk.trigger(claim)["ended_ms"]) < 1000
+    assert desk.rescue(claim) is None
+    assert desk.message(claim) == b"a message"
+    assert not settled(desk, claim)
+    assert desk.enter(desk.claim(execution_key=execution_key, grace=GRACE)).what == "own"
+
+
+def test_an_ending_that_goes_on_can_be_told_again_and_is_settled_in_the_end(desk):
+    claim = desk.claim(message=b"a message")
+    desk.run(claim)
+    desk.settle(claim, is_done=False)
+    desk.settle(claim, is_done=False)
+    assert set(desk.due(claim)) == {"t1"}
+
+    desk.settle(claim)
+
+    assert (desk.message(claim), desk.due(claim), settled(desk, claim)) == (None, {}, True)
+
+
+def test_an_ending_that_nobody_is_to_look_at_is_not_put_into_the_index(desk):
+    claim = desk.claim()
+    desk.run(claim)
+
+    desk.settle(claim, is_done=False)
+
+    assert desk.due(claim) == {}
+    assert not settled(desk, claim)
+
+
+def test_another_owner_does_not_put_off_the_look_at_a_trigger(desk):
+    claim, heir = desk.claim(message=b"1"), desk.claim(message=b"2")
+    desk.run(claim)
+    assert desk.enter(heir).outcome is Outcome.SUCCEEDED
+    before = desk.keyspace.snapshot()
+
+    desk.settle(claim, is_done=False)
+
+    assert desk.keyspace.snapshot() == before
+
+
+def test_done_and_going_on_are_told_in_one_exchange(desk):
+    done, going_on = desk.claim("t1", message=b"1"), desk.claim("t2", lock_key=FAR_LOCK, message=b"2")
+    desk.run(done)
+    desk.run(going_on)
+
+    desk.store.settle([(done.record, done.owner, True), (going_on.record, going_on.owner, False)])
+
+    assert (desk.due(done), set(desk.due(going_on))) == ({}, {"t2"})
+    assert desk.due_in(going_on) == pytest.approx(GRACE, abs=1.0)
+
+
+# Dead letters
+
+
+@KEYS
+def test_the_message_of_a_dead_letter_is_kept_for_whoever_wants_to_see_it(desk, execution_key):
+    claim = desk.claim(execution_key=execution_key, message=b"a message", max_deliveries=1)
+    desk.die(claim)
+    heir = claim._replace(owner="heir")
+    assert desk.enter(heir).outcome is Outcome.DEAD_LETTERED
+
+    desk.settle(heir)
+
+    assert (desk.message(heir), desk.due(heir)) == (b"a message", {})
+    assert settled(desk, heir)
+    assert desk.rescue(heir) is None

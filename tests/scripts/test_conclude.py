@@ -1,0 +1,234 @@
+"""`conclude`: a trigger gets its outcome from somebody else than its run, which was killed or is about to be."""
+
+from __future__ import annotations
+
+import pytest
+from desk import KEEP, OTHER_LOCK
+
+from celery_singleflight.claims import Ended, Outcome, Refused
+from celery_singleflight.script import load
+
+CONCLUDE = load("conclude")
+KEYS = pytest.mark.parametrize("execution_key", [None, "invoice:1"], ids=["task id", "execution key"])
+OUTCOMES = pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.REVOKED])
+
+
+def ask(desk, claim, outcome="failed"):
+    """Return the reply itself."""
+    names = desk.store.names(claim.record)
+    named = {name: names[name] for name in CONCLUDE.keys}
+    values = {"owner": claim.owner, "task_id": claim.record.task_id, "outcome": outcome, "reason": '["why"]'}
+    values |= {"keep_ms": 600_000, "release": 1, "member": claim.record.member}
+    return CONCLUDE.reply(desk.connections.run(CONCLUDE, len(CONCLUDE.keys), CONCLUDE.arguments({**named, **values})))
+
+
+def refused_and_nothing_changed(desk, claim, outcome):
+    before = desk.keyspace.snapshot()
+    for _ in range(2):
+        assert ask(desk, claim) == ("refused", outcome.encode())
+    assert desk.keyspace.snapshot() == before
+
+
+@KEYS
+@OUTCOMES
+def test_a_running_trigger_is_concluded_settled_and_its_lease_is_free(desk, execution_key, outcome):
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.acquire(claim)
+
+    assert desk.conclude(claim, outcome)
+
+    assert desk.scores(claim) == {}
+    trigger = desk.trigger(claim)
+    assert {name: trigger.get(name) for name in ("owner", "outcome", "settled", "concluded_by", "message")} == {
+        "owner": "",
+        "outcome": outcome.value,
+        "settled": "1",
+        "concluded_by": claim.owner,
+        "message": None,
+    }
+    assert desk.due(claim) == {}
+    assert desk.rescue(claim) is None
+    desk.acquire(desk.claim("t2", execution_key=execution_key))
+
+
+@KEYS
+@OUTCOMES
+def test_a_concluded_trigger_does_not_run_again_and_needs_no_answer(desk, execution_key, outcome):
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.acquire(claim)
+    desk.conclude(claim, outcome)
+
+    for again in (claim, claim._replace(owner="redelivered"), claim._replace(owner="retried", generation=1)):
+        ended = desk.enter(again)
+        assert isinstance(ended, Ended)
+        assert (ended.outcome, ended.settled) == (outcome, True)
+    assert (desk.message(claim), desk.due(claim)) == (None, {})
+
+
+def test_the_reason_is_told_to_whoever_asks(desk):
+    claim = desk.claim()
+    desk.acquire(claim)
+    desk.conclude(claim, reason='["terminated"]')
+
+    assert desk.enter(claim).reason == ["terminated"]
+
+
+@KEYS
+def test_concluding_again_gives_the_same_answer_and_changes_nothing(desk, execution_key):
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.acquire(claim)
+    assert ask(desk, claim) == ("concluded",)
+    before = desk.keyspace.snapshot()
+
+    assert ask(desk, claim) == ("concluded",)
+    assert desk.keyspace.snapshot() == before
+
+
+@KEYS
+def test_the_lease_of_a_process_that_may_live_is_released_when_it_is_gone(desk, execution_key):
+    claim = desk.claim(execution_key=execution_key)
+    desk.acquire(claim)
+
+    assert desk.conclude(claim, release=False)
+
+    assert list(desk.scores(claim)) == [claim.owner]
+    assert desk.enter(desk.claim("t2", execution_key=execution_key)).what == "lock"
+    assert desk.conclude(claim, release=True)
+    assert desk.scores(claim) == {}
+    desk.acquire(desk.claim("t2", execution_key=execution_key))
+
+
+@KEYS
+@pytest.mark.parametrize("outcome", [Outcome.SUCCEEDED, Outcome.FAILED])
+def test_a_run_that_was_concluded_under_its_feet_is_refused(desk, execution_key, outcome):
+    claim = desk.claim(execution_key=execution_key)
+    token = desk.acquire(claim).token
+    desk.conclude(claim, Outcome.FAILED, release=False)
+    before = desk.keyspace.snapshot()
+
+    assert desk.finish(claim, token, outcome) == Refused("", "failed")
+
+    assert desk.keyspace.snapshot() == before
+    desk.abandon(claim)
+    assert desk.scores(claim) == {}
+    assert desk.enter(claim).outcome is Outcome.FAILED
+
+
+@KEYS
+@pytest.mark.parametrize("how", [{}, {"generation": 1}, {"again": 5.0}, {"again": 5.0, "died": True}], ids=str)
+def test_giving_back_what_was_concluded_does_not_take_the_outcome_back(desk, execution_key, how):
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.acquire(claim)
+    desk.conclude(claim, release=False)
+
+    desk.abandon(claim, **how)
+
+    assert desk.enter(claim._replace(owner="heir", generation=1)).outcome is Outcome.FAILED
+    assert (desk.scores(claim), desk.message(claim), desk.due(claim)) == ({}, None, {})
+
+
+@KEYS
+def test_a_trigger_that_waits_is_concluded_and_waits_no_more(desk, execution_key):
+    desk.acquire(desk.claim("holder"))
+    waiting = desk.claim("t1", execution_key=execution_key)
+    desk.enter(waiting)
+
+    assert desk.conclude(waiting, Outcome.REVOKED)
+
+    again = desk.claim("t1", execution_key=execution_key, copy="c1", previous="")
+    assert desk.enter(again).outcome is Outcome.REVOKED
+
+
+@KEYS
+def test_a_dead_run_is_concluded_although_its_lease_has_expired(desk, execution_key):
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.die(claim)
+
+    assert desk.conclude(claim)
+
+    assert desk.enter(claim).outcome is Outcome.FAILED
+    assert desk.due(claim) == {}
+
+
+@KEYS
+def test_a_trigger_that_was_given_back_is_concluded(desk, execution_key):
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.acquire(claim)
+    desk.abandon(claim, again=5.0, died=True)
+
+    assert desk.conclude(claim)
+
+    assert (desk.due(claim), desk.message(claim)) == ({}, None)
+    assert desk.enter(claim).outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SUCCEEDED, Outcome.FAILED])
+@KEYS
+def test_a_trigger_that_has_ended_keeps_its_outcome(desk, execution_key, outcome):
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.run(claim, outcome)
+
+    refused_and_nothing_changed(desk, claim, outcome.value)
+    assert not desk.conclude(claim)
+
+
+def test_a_trigger_that_the_store_does_not_know_is_not_concluded(desk):
+    refused_and_nothing_changed(desk, desk.claim(execution_key="invoice:1"), "unknown")
+    refused_and_nothing_changed(desk, desk.claim(), "unknown")
+    assert desk.keyspace.names() == []
+
+
+@KEYS
+def test_a_trigger_that_another_delivery_runs_is_not_concluded(desk, execution_key):
+    late, heir = (desk.claim(execution_key=execution_key, message=b"a message") for _ in range(2))
+    desk.die(late)
+    acquired = desk.acquire(heir)
+
+    refused_and_nothing_changed(desk, late, "")
+
+    assert desk.enter(heir) == acquired
+    assert desk.finish(heir, acquired.token) is None
+
+
+def test_an_execution_that_another_trigger_runs_goes_on(desk):
+    late = desk.claim("t1", execution_key="invoice:1")
+    heir = desk.claim("t2", execution_key="invoice:1", lock_key=OTHER_LOCK)
+    desk.die(late)
+    acquired = desk.acquire(heir)
+
+    assert desk.conclude(late)
+
+    assert desk.enter(late).outcome is Outcome.FAILED
+    assert desk.enter(heir) == acquired
+    assert desk.finish(heir, acquired.token) is None
+
+
+def test_a_failed_execution_is_free_for_another_trigger(desk):
+    claim = desk.claim("t1", execution_key="invoice:1", run_id="run-1")
+    desk.acquire(claim)
+    desk.conclude(claim)
+
+    answer = desk.acquire(desk.claim("t2", execution_key="invoice:1", run_id="run-2"))
+
+    assert (answer.run_id, answer.attempt) == ("run-2", 1)
+
+
+@KEYS
+def test_the_outcome_is_kept_for_as_long_as_asked(desk, execution_key):
+    claim = desk.claim(execution_key=execution_key)
+    desk.acquire(claim)
+
+    desk.conclude(claim, keep=KEEP)
+
+    assert KEEP * 1000 - 5000 < desk.keyspace.ttls()[desk.trigger_name(claim)] <= KEEP * 1000
+
+
+def test_concluding_releases_nobody_elses_lease(desk):
+    claim, other = desk.claim("t1", limit=2), desk.claim("t2", limit=2)
+    desk.acquire(claim)
+    acquired = desk.acquire(other)
+
+    desk.conclude(claim)
+
+    assert list(desk.scores(other)) == [other.owner]
+    assert desk.enter(other) == acquired
