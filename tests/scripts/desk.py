@@ -11,6 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from celery_singleflight.claims import Acquired, Claim, Encoded, Outcome, Record
 from celery_singleflight.keys import LockKey
 from celery_singleflight.lease import Lease
+from celery_singleflight.script import load
 
 if TYPE_CHECKING:
     from cluster import Keyspace
@@ -23,6 +24,8 @@ LOCK: Final = LockKey.of("billing", ["acct_1"])
 OTHER_LOCK: Final = LockKey.of("billing", ["acct_2"])
 #: A lock key of another name, in another hash slot.
 FAR_LOCK: Final = LockKey.of("shipping", ["acct_1"])
+
+RELEASE: Final = load("release")
 
 TTL: Final = 30.0
 KEEP: Final = 600.0
@@ -119,6 +122,13 @@ class Desk:
 
     def rescue(self, claim: Claim) -> Handout | None:
         return self.store.rescue(claim.record)
+
+    def release(self, claim: Claim, token: int, *, force: bool = False) -> Any:
+        """What an operator asks for; returns the reply."""
+        names = self.store.names(claim.record)
+        named: dict[str, Any] = {name: names[name] for name in RELEASE.keys}
+        named |= {"token": token, "task_id": claim.record.task_id, "member": claim.record.member, "force": int(force)}
+        return RELEASE.reply(self.store._connections.run(RELEASE, len(RELEASE.keys), RELEASE.arguments(named)))
 
     def die(self, claim: Claim) -> None:
         """Take the lease, and end without a word: the lease has run out since."""

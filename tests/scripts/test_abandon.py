@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from desk import OTHER_LOCK
+from desk import OTHER_LOCK, TTL
 
 from celery_singleflight.claims import Outcome, Surplus
 
@@ -188,3 +188,167 @@ def test_a_lease_that_an_outer_holder_goes_on_with_is_not_released(desk):
     assert not desk.client.exists(desk.execution_name(inner))
     assert desk.enter(outer) == acquired
     assert desk.enter(desk.claim("t2")).what == "lock"
+
+
+# What becomes of the message
+
+
+@KEYS
+@pytest.mark.parametrize("how", [{}, {"generation": 1}, {"forget": True}], ids=str)
+def test_a_message_that_is_the_brokers_from_now_on_is_kept_no_longer(desk, execution_key, how):
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.acquire(claim)
+
+    for _ in range(2):
+        desk.abandon(claim, **how)
+        assert (desk.message(claim), desk.due(claim)) == (None, {})
+    assert desk.rescue(claim) is None
+
+
+@KEYS
+@pytest.mark.parametrize("died", [False, True])
+def test_a_message_that_may_come_again_is_published_when_it_does_not(desk, execution_key, died):
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.acquire(claim)
+
+    desk.abandon(claim, again=5.0, died=died)
+
+    assert desk.message(claim) == b"a message"
+    assert desk.due_in(claim) == pytest.approx(5.0, abs=1.0)
+    handout = desk.rescue(claim)
+    assert (handout.message, handout.outcome, handout.times) == (b"a message", "", 1)
+
+
+@KEYS
+def test_giving_back_again_does_not_put_off_the_look(desk, execution_key):
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.acquire(claim)
+    desk.abandon(claim, again=5.0)
+    before = desk.keyspace.snapshot()
+
+    desk.abandon(claim, again=500.0)
+
+    assert desk.keyspace.snapshot() == before
+
+
+def test_a_message_that_came_again_is_in_the_custody_of_its_next_run(desk):
+    first, second = desk.claim(message=b"first"), desk.claim(message=b"second")
+    desk.acquire(first)
+    desk.abandon(first, again=5.0)
+    desk.acquire(second)
+    before = desk.keyspace.snapshot()
+
+    desk.abandon(first, again=0.0, died=True)
+    desk.abandon(first)
+
+    assert desk.keyspace.snapshot() == before
+    assert desk.message(second) == b"second"
+    assert desk.due_in(second) == pytest.approx(TTL, abs=5.0)
+
+
+def test_without_a_message_there_is_nothing_to_publish(desk):
+    claim = desk.claim()
+    desk.acquire(claim)
+
+    desk.abandon(claim, again=5.0)
+
+    assert desk.due(claim) == {}
+
+
+def test_a_run_that_was_overtaken_does_not_touch_the_message(desk):
+    late, heir = desk.claim(message=b"1"), desk.claim(message=b"2")
+    desk.die(late)
+    desk.acquire(heir)
+    due = desk.due(heir)
+
+    for how in ({}, {"again": 0.0}, {"again": 0.0, "died": True}):
+        desk.abandon(late, **how)
+
+    assert (desk.message(heir), desk.due(heir)) == (b"2", due)
+
+
+# How the run ended
+
+
+@KEYS
+def test_the_process_that_gives_back_and_then_dies_has_died_once(desk, execution_key):
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.acquire(claim)
+    desk.abandon(claim, again=5.0)
+    assert (desk.trigger(claim).get("died"), desk.trigger(claim)["left_by"]) == (None, claim.owner)
+
+    for _ in range(3):
+        desk.abandon(claim, again=5.0, died=True)
+        assert desk.trigger(claim)["died"] == "1"
+    assert "left_by" not in desk.trigger(claim)
+
+
+@KEYS
+def test_a_death_is_counted_once_however_often_it_is_told(desk, execution_key):
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.acquire(claim)
+
+    for _ in range(3):
+        desk.abandon(claim, again=5.0, died=True)
+
+    assert desk.trigger(claim)["died"] == "1"
+    assert desk.scores(claim) == {}
+
+
+@KEYS
+def test_a_death_of_somebody_else_is_not_counted(desk, execution_key):
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.acquire(claim)
+    stranger = claim._replace(owner="somebody")
+
+    desk.abandon(stranger, again=5.0, died=True)
+
+    assert "died" not in desk.trigger(claim)
+    desk.abandon(claim, again=5.0)
+    desk.abandon(stranger, again=5.0, died=True)
+    assert "died" not in desk.trigger(claim)
+
+
+@KEYS
+def test_who_left_is_forgotten_when_the_trigger_enters_again(desk, execution_key):
+    first, second = (desk.claim(execution_key=execution_key, message=b"a message") for _ in range(2))
+    desk.acquire(first)
+    desk.abandon(first, again=5.0)
+    desk.acquire(second)
+    assert "left_by" not in desk.trigger(second)
+
+    desk.abandon(first, again=5.0, died=True)
+
+    assert "died" not in desk.trigger(second)
+
+
+@KEYS
+@pytest.mark.parametrize("outcome", [Outcome.SUCCEEDED, Outcome.FAILED])
+def test_a_process_that_dies_after_the_end_of_its_run_is_no_death_of_the_run(desk, execution_key, outcome):
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.run(claim, outcome)
+
+    desk.abandon(claim, again=5.0, died=True)
+
+    assert "died" not in desk.trigger(claim)
+    assert desk.message(claim) == b"a message"
+    assert desk.due_in(claim) == pytest.approx(TTL, abs=5.0)
+
+
+def test_dying_creates_nothing_for_a_trigger_that_the_store_forgot(desk):
+    for execution_key in (None, "invoice:1"):
+        desk.abandon(desk.claim(execution_key=execution_key, message=b"a message"), again=5.0, died=True)
+    assert desk.keyspace.names() == []
+
+
+@KEYS
+def test_a_retry_begins_a_new_count(desk, execution_key):
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.acquire(claim)
+    desk.abandon(claim, again=5.0, died=True)
+    again = claim._replace(owner="again")
+    desk.acquire(again)
+
+    desk.abandon(again, generation=1)
+
+    assert "died" not in desk.trigger(claim)

@@ -55,6 +55,11 @@ HEADERS = {
         ("member", "task_id", "patience_ms", "pause_ms"),
         {"later": (), "gone": (), "message": ("message", "copy", "outcome", "times")},
     ),
+    "release": (
+        ("lease", "fence", *TRIGGER, "due"),
+        ("token", "task_id", "member", "force"),
+        {"released": ("message",), "live": ("worker", "age_ms", "remaining_ms"), "other": ()},
+    ),
 }
 
 
@@ -158,6 +163,20 @@ def message(desk):
     desk.rescue(claim)
 
 
+def released(desk):
+    claim = desk.claim()
+    desk.release(claim, desk.acquire(claim).token, force=True)
+
+
+def live(desk):
+    claim = desk.claim()
+    desk.release(claim, desk.acquire(claim).token)
+
+
+def other(desk):
+    desk.release(desk.claim(), 1)
+
+
 #: What makes a script give a reply.
 SCENES = {
     "enter": (acquired, held, ended, surplus),
@@ -168,6 +187,7 @@ SCENES = {
     "settle": (settled,),
     "sweep": (due,),
     "rescue": (later, gone, message),
+    "release": (released, live, other),
 }
 
 
