@@ -44,8 +44,8 @@ class Signs:
     renewed_ago: float | None
     #: Whether its worker answers over Celery's remote control.
     worker_answers: bool | None
-    #: What that worker has of the trigger: "active", "reserved", "ready", or None for nothing.
-    worker_has_it: str | None
+    #: Whether it says that the trigger is active there.
+    worker_runs_it: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +210,8 @@ def why_of_lock(lock: Lock, signs: list[Signs]) -> str:
         return f"the lease of {held} ended {-holder.remaining:.1f} s ago without a finish: a trigger that comes now runs"
     if sign.worker_answers is False:
         return f"{held} holds it, its worker does not answer, and its lease ends in {holder.remaining:.1f} s unless renewed"
-    if sign.worker_answers and sign.worker_has_it is None:
-        return f"{held} holds it, its worker answers and knows no such trigger; the lease ends in {holder.remaining:.1f} s"
+    if sign.worker_runs_it is False:
+        return f"{held} holds it, but its worker does not run it; the lease ends in {holder.remaining:.1f} s unless renewed"
     return f"{held} holds it for {holder.age:.1f} s, its lease has {holder.remaining:.1f} s left"
 
 

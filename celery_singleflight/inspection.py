@@ -28,7 +28,8 @@ from celery_singleflight.findings import (
     why_of_lock,
 )
 from celery_singleflight.keys import LockKey, bounded
-from celery_singleflight.script import load
+from celery_singleflight.reading import EXAMINED, Reading, as_text, glob
+from celery_singleflight.script import Value, load
 from celery_singleflight.servers import client_beside
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-__all__ = ("Inspection", "UnknownKey", "inspecting")
+__all__ = ("Inspection", "inspecting")
 
 _RELEASE: Final = load("release")
 
@@ -111,9 +112,9 @@ class Inspection(Reading):
         record = self.record_of(lock_key, holder.task_id)
         names = coordination(self.app).store.names(record)
         connections = ClientConnections(lambda: self.client, spans_slots=False)
-        named = {name: names[name] for name in _RELEASE.keys}
-        values = {"token": token, "task_id": holder.task_id, "member": record.member, "force": int(force)}
-        reply = _RELEASE.reply(connections.run(_RELEASE, len(_RELEASE.keys), _RELEASE.arguments({**named, **values})))
+        named: dict[str, Value] = {name: names[name] for name in _RELEASE.keys}
+        named |= {"token": token, "task_id": holder.task_id, "member": record.member, "force": int(force)}
+        reply = _RELEASE.reply(connections.run(_RELEASE, len(_RELEASE.keys), _RELEASE.arguments(named)))
         is_released = reply.word == "released"
         again = is_released and bool(reply.message)
         return Release(is_released, reply.word, text, token, again, self._lock(lock_key, self.now()).holders)
@@ -126,7 +127,7 @@ class Inspection(Reading):
         signs = self._signs(lock)
         here = (lock_key.text, None)
         due = self.client.zrange(self.keys.due(lock_key.name), 0, limit - 1)
-        kept = [self._trigger(Record.of_member(lock_key.name, text(member)), now) for member in due]
+        kept = [self._trigger(Record.of_member(lock_key.name, as_text(member)), now) for member in due]
         names = [name.whole for name in islice(self.scan(glob(self.keys.trigger(lock_key.name, "")) + "*"), EXAMINED + 1)]
         records = self.records(names[:EXAMINED])
         ended = [(int(r["ended_ms"] or 0), name) for name, r in records.items() if r["outcome"] and r["lock_key"] in here]
@@ -179,9 +180,9 @@ class Inspection(Reading):
     def _lock(self, lock_key: LockKey, now: int) -> Lock:
         names = self.keys.lock(lock_key)
         lines, (hold_ms, next_ms) = self.many([("hgetall", names.lease), ("hmget", names.pace, ["hold_ms", "next_ms"])])
-        holders = [Holder.of_line(text(owner), text(line), now) for owner, line in lines.items()]
+        holders = [Holder.of_line(as_text(owner), as_text(line), now) for owner, line in lines.items()]
         holders.sort(key=lambda holder: holder.fencing_token)
-        return Lock(lock_key.text, lock_key.name or None, holders, Turns.of_pace(text(hold_ms), text(next_ms), now))
+        return Lock(lock_key.text, lock_key.name or None, holders, Turns.of_pace(as_text(hold_ms), as_text(next_ms), now))
 
     def _trigger(self, record: Record, now: int) -> Trigger | None:
         """Return what is known of a trigger, None when its record is gone."""
@@ -225,21 +226,20 @@ class Inspection(Reading):
         return Counts(lock_name, len(waiting), len(records), is_complete, in_custody, overdue)
 
     def _signs(self, lock: Lock) -> list[Signs]:
-        workers = {holder.worker for holder in lock.holders if "@" in holder.worker}
-        answers = _ask_workers(self.app, sorted(workers), [holder.task_id for holder in lock.holders]) if workers else {}
+        workers = sorted({holder.worker for holder in lock.holders if _is_worker(holder)})
+        active = _ask_workers(self.app, workers) if workers else None
         ttl = self._lease_ttl(lock.lock_name)
         signs = []
         for holder in lock.holders:
-            answer = answers.get(holder.worker) if answers is not None else None
-            is_asked = answers is not None and holder.worker in workers
-            has = answer.get(holder.task_id) if answer else None
-            renewed = ttl - holder.remaining if ttl and "@" in holder.worker and holder.state != "ended" else None
+            is_asked = active is not None and _is_worker(holder)
+            ids = active.get(holder.worker) if active is not None else None
+            renewed = ttl - holder.remaining if ttl and _is_worker(holder) and holder.state != "ended" else None
             signs.append(
                 Signs(
-                    holder.state == "live",
-                    max(renewed, 0.0) if renewed is not None else None,
-                    answer is not None if is_asked else None,
-                    has[0] if has else None,
+                    lease_is_live=holder.state == "live",
+                    renewed_ago=None if renewed is None else max(renewed, 0.0),
+                    worker_answers=ids is not None if is_asked else None,
+                    worker_runs_it=holder.task_id in ids if ids is not None else None,
                 )
             )
         return signs
@@ -261,12 +261,17 @@ class Inspection(Reading):
         return waits_for if isinstance(waits_for, str) else None
 
 
-def _ask_workers(app: Celery, workers: list[str], task_ids: list[str]) -> dict[str, dict[str, Any]] | None:
-    """Ask workers what they have of these triggers. Returns the answers of those that answer, None without a broker."""
+def _is_worker(holder: Holder) -> bool:
+    """Whether a Celery worker holds it, and no script or other process of that host."""
+    return "@" in holder.worker
+
+
+def _ask_workers(app: Celery, workers: list[str]) -> dict[str, set[str]] | None:
+    """Ask workers which triggers they run. Returns the answers of those that answer, None when the broker does not."""
     try:
         with app.connection_for_read() as connection:
             connection.ensure_connection(max_retries=1, timeout=_PATIENCE)
-            inspect = app.control.inspect(destination=workers, timeout=_PATIENCE, connection=connection)
-            return inspect.query_task(task_ids) or {}
+            answers = app.control.inspect(destination=workers, timeout=_PATIENCE, connection=connection).active() or {}
     except Exception:  # noqa: BLE001, whatever a broker's client raises
         return None
+    return {worker: {request["id"] for request in requests} for worker, requests in answers.items()}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-__all__ = ("EXAMINED", "Name", "Reading", "UnknownKey", "glob", "text")
+__all__ = ("EXAMINED", "Name", "Reading", "UnknownKey", "as_text", "glob")
 
 #: Records that one command looks at, at most.
 EXAMINED: Final = 10_000
@@ -47,6 +47,7 @@ class Name(NamedTuple):
 
     @property
     def whole(self) -> str:
+        """The name as it is."""
         return f"{self.root}{self.kind}:{self.rest}"
 
 
@@ -84,7 +85,7 @@ class Reading:
             return plain
         match = f"{glob(task_id)}\n*"
         for member, _ in self.client.zscan_iter(self.keys.due(lock_key.name), match=match, count=_BATCH):
-            return plain._replace(execution_key=text(member).partition("\n")[2])
+            return plain._replace(execution_key=as_text(member).partition("\n")[2])
         prefix = self.keys.execution(lock_key.name, "")
         names = [name.whole for name in islice(self.scan(f"{glob(prefix)}*"), EXAMINED)]
         for whole, record in self.records(names).items():
@@ -119,13 +120,14 @@ class Reading:
     # How the server is asked.
 
     def now(self) -> int:
+        """Return the store time in ms."""
         seconds, micros = self.client.time()
         return int(seconds) * 1000 + int(micros) // 1000
 
     def scan(self, pattern: str) -> Iterator[Name]:
         """Yield the names of the store's keys that match; what else lies in its database is left out."""
         for key in self.client.scan_iter(match=pattern, count=_BATCH):
-            name = _taken_apart(text(key))
+            name = _taken_apart(as_text(key))
             if name.root in self._roots:
                 yield name
 
@@ -161,7 +163,7 @@ class Reading:
             for name in some:
                 values, message, body, left = next(replies), next(replies), next(replies), next(replies)
                 if left != -2:
-                    record: dict[str, Any] = dict(zip(_FIELDS, map(text, values), strict=True))
+                    record: dict[str, Any] = dict(zip(_FIELDS, map(as_text, values), strict=True))
                     found[name] = {**record, "message_bytes": message, "body_bytes": body, "left_ms": left}
         return found
 
@@ -176,6 +178,6 @@ def glob(text: str) -> str:
     return re.sub(r"([*?\[\]\\])", r"\\\1", text)
 
 
-def text(raw: Any) -> Any:
+def as_text(raw: Any) -> Any:
     """Return what the server says as text; None stays None."""
     return raw.decode(errors="replace") if isinstance(raw, bytes) else raw

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import redis
 import redis.cluster
+import redis.exceptions
 import redis.sentinel
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -76,9 +77,10 @@ def connect(url: str, options: Mapping[str, Any], *, pauses: Sequence[float] = P
 
 @contextmanager
 def client_beside(connections: Connections) -> Iterator[Any]:
-    """Yield a redis-py client for the same server: for operators, who ask for what no script does, such as which keys there are.
+    """Yield a redis-py client for the same server: operators ask for what no script does, such as which keys there are.
 
-    Raises `StoreUnavailable` for whatever keeps the server from answering, here or in the block.
+    Raises `ConfigurationError` for options that it does not take; `StoreUnavailable` for whatever keeps the server from
+    answering, here or in the block.
     """
     client: Any = None
     try:
@@ -91,7 +93,7 @@ def client_beside(connections: Connections) -> Iterator[Any]:
         yield client
     except redis.sentinel.MasterNotFoundError:
         raise StoreUnavailable("the store does not answer: no Sentinel names a primary") from None  # it may quote a password
-    except (OSError, redis.RedisError, redis.cluster.RedisClusterException) as error:
+    except (OSError, redis.RedisError, redis.exceptions.RedisClusterException) as error:
         raise StoreUnavailable(f"the store does not answer: {error}") from error
     finally:
         if client is not None:
