@@ -7,6 +7,7 @@ message and a result there is only the size.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,6 +33,8 @@ __all__ = (
 
 #: Longest text of a reason that is shown.
 _LONGEST: Final = 200
+_WORDS: Final = re.compile(r"[\w ]{0,200}")
+_TYPE: Final = re.compile(r"[A-Za-z_]\w*(?=\()")
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +241,7 @@ def _told(outcome: str, reason: str) -> tuple[str, str | None, str | None]:
     try:
         parts = json.loads(reason or "[]")
     except ValueError:
-        return _short(reason), None, None
+        return _plain(outcome, reason), None, None
     if not isinstance(parts, list) or not parts:
         return "", None, None
     if len(parts) == 5:
@@ -249,10 +252,12 @@ def _told(outcome: str, reason: str) -> tuple[str, str | None, str | None]:
         return f"{held} for {number / 1000:.1f} s, {remaining / 1000:.1f} s left", task_id, worker
     if len(parts) == 2 and parts[0] == "answered":
         return f"answered from the outcome of {parts[1] or 'unknown'}", parts[1], None
-    text = str(parts[0])
-    # The repr of an error may quote what the task was called with.
-    return f"{text.partition('(')[0]}(…)" if outcome == Outcome.FAILED and "(" in text else _short(text), None, None
+    return _plain(outcome, str(parts[0])), None, None
 
 
-def _short(text: str) -> str:
+def _plain(outcome: str, text: str) -> str:
+    """Return a text as it may be shown: the repr of an error may quote what the task was called with."""
+    if outcome == Outcome.FAILED and not _WORDS.fullmatch(text):
+        named = _TYPE.match(text)
+        return f"{named[0]}(…)" if named else "…"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
