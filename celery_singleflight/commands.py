@@ -153,7 +153,9 @@ class _Paper:
             from rich.table import Table  # noqa: PLC0415
             from rich.text import Text  # noqa: PLC0415
 
-            table = Table(*heads, box=box.SIMPLE_HEAD, pad_edge=False)
+            table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+            for head in heads:
+                table.add_column(head, overflow="fold")  # ids and tokens are there to be copied
             for row in rows:
                 table.add_row(*(Text(cell, style="red" if cell == "expired" else "") for cell in row))
             Console().print(table)

@@ -542,13 +542,15 @@ def test_without_a_terminal_there_is_no_colour_and_columns_are_aligned(desk):
     assert first.index("TRIGGER") == second.index("t1")
 
 
-def test_with_rich_the_same_cells_are_shown(desk, capsys):
+def test_with_rich_the_same_cells_are_shown_in_full(desk, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
     desk.hold()
     with inspecting(desk.app) as inspection:
         commands._show_locks(inspection.locks(limit=10), commands._Paper(is_rich=True))
     printed = capsys.readouterr().out
-    assert "LOCK KEY" in printed
-    assert "t1" in printed
+    assert "LOCK" in printed
+    assert " t1 " in printed
+    assert "…" not in printed
 
 
 @pytest.mark.parametrize(
