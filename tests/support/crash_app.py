@@ -11,6 +11,7 @@ import time
 from functools import partial
 from typing import Any
 
+import crash_points
 import protected_app
 from celery import Celery
 
@@ -95,6 +96,12 @@ def add_tasks(app):  # noqa: C901, PLR0915, one task after the other
     def unrescued(self, key, gate):
         body(self, key, gate=gate)
 
+    @task(name="protected_app.tail")
+    def tail(self, before, key):
+        """The rest of a chain: with its lock key of its own it happens once, however often it is sent."""
+        body(self, f"{key}-tail")
+        return [before, "tail"]
+
     def say_danger(lease, remaining, **_):
         ledger.write(lease.lock_key, "danger", remaining=remaining)
 
@@ -102,3 +109,5 @@ def add_tasks(app):  # noqa: C901, PLR0915, one task after the other
 
 
 app = make_app(json.loads(os.environ.get("CELERY_TEST_CONFIG", "{}")), os.environ.get("TEST_LEDGER", "."))
+if app.conf.get("crash_points"):
+    crash_points.install(app)

@@ -1,0 +1,257 @@
+"""A process dies at a named point: the trigger has its right result all the same, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+import crash_app
+import pytest
+from aftermath import (
+    assert_nothing_is_left,
+    delete_queue,
+    due_at,
+    is_on_redis,
+    let_patience_end,
+    let_the_broker_give_out_again,
+    messages_with,
+)
+from crash_points import HOWS, POINTS, arm, deaths, live_overlaps
+from nodes import SUPPORT, ValkeyContainer, redis_settings, wait_until
+
+DOCUMENT = Path(__file__).parents[2] / "docs/explanation/crash-points.md"
+BROKERS = ["redis with the store in it", "redis apart", "rabbitmq classic", "rabbitmq quorum"]
+#: One to be killed and one to go on; a third one may still be starting.
+NEEDED, WORKERS = 2, 3
+
+
+class Cell(NamedTuple):
+    """One way to die."""
+
+    point: str
+    how: str
+    #: How many bodies of the key may begin.
+    runs: tuple[int, ...] = (1,)
+    #: Whose point it is: the trigger's own, or the "tail" that is sent after it.
+    of: str = ""
+    #: What has to die before anybody comes to the point.
+    first: tuple[str, str] | None = None
+    task: str = "work"
+    #: Whether the broker has the only message, so that on Redis the trigger waits for the visibility timeout.
+    is_the_brokers: bool = False
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, [self.of, self.point, "kills the", self.how]))
+
+
+def in_a_child(how: str) -> list[Cell]:
+    is_worker = how == "worker"
+    return [
+        Cell("enter:before", how, is_the_brokers=is_worker),
+        Cell("enter:after", how),
+        Cell("body:begin", how, (2,)),
+        Cell("body:end", how, (2,)),
+        Cell("finish:after", how),
+        Cell("publish:before", how, of="tail"),
+        Cell("publish:after", how, of="tail"),
+        Cell("result:before", how),
+        Cell("result:after", how),
+        Cell("settle:before", how),
+        Cell("settle:after", how),
+        Cell("requeue:before-publish", how, (2,), of="contender", is_the_brokers=is_worker),
+        Cell("requeue:after-publish", how, (2,), of="contender"),
+        Cell("retry:after-publish", how, (2, 3), task="retry_itself"),
+        Cell("abandon:after", how, (2,), task="retry_itself"),
+    ]
+
+
+CHILD_DIES = in_a_child("child")
+WORKER_DIES = [
+    *in_a_child("worker"),
+    Cell("ack:before", "worker"),
+    Cell("ack:after", "worker"),
+    *[Cell(f"release:{when}", "worker", (2,), first=("body:begin", "child")) for when in ("before", "after")],
+    # A trigger whose message the broker has no more: only a sweeper can help.
+    *[
+        Cell(f"sweep:{when}", "worker", first=("settle:before", "child"))
+        for when in ("after-look", "after-handout", "after-publish")
+    ],
+]
+IN_A_PUBLISHER = ["publish:before", "publish:after"]
+#: Where the outcome is not the usual one; tested in `test_dead_workers.py`.
+ELSEWHERE = {"conclude:after"}
+
+
+class Victim:
+    """A trigger, the tail of its chain, and what is to die for it."""
+
+    def __init__(self, place, cell):
+        self.place, self.cell, self.ledger = place, cell, place.ledger
+        self.key = f"{re.sub('[^a-z]+', '-', str(cell))}-{uuid4().hex[:8]}"
+        self.id = self.key
+        self.holder = None
+
+    def chain(self):
+        body = self.place.task(self.cell.task).si(self.key, "value").set(task_id=self.id)
+        return body | self.place.task("tail").s(self.key).set(task_id=f"{self.id}-tail")
+
+    def start(self):
+        if self.cell.of == "contender":
+            self.holder = self.place.task("work").delay(self.key, "holder", gate=self.key)
+            wait_until(lambda: self.ledger.runs(self.key), 20, "the key is held")
+        for point, how in filter(None, [self.cell.first, (self.cell.point, self.cell.how)]):
+            arm(self.ledger, point, how, f"{self.id}-tail" if self.cell.of == "tail" else self.id)
+        self.result = self.chain().apply_async()
+
+    def wait_for_deaths(self):
+        count = 2 if self.cell.first else 1
+        dead = f"{self.id}-tail" if self.cell.of == "tail" else self.id
+        wait_until(lambda: len(deaths(self.ledger, dead)) >= count, 30, f"{self.cell} for {dead}")
+        if self.holder is not None:
+            self.ledger.open(self.key)
+
+    def judge(self):
+        expected = [["value", 1] if self.cell.task == "retry_itself" else "value", "tail"]
+        assert self.result.get(timeout=45) == expected
+        assert self.result.parent.get(timeout=5) == expected[0]
+        if self.holder is not None:
+            assert self.holder.get(timeout=30) == "holder"
+        assert_nothing_is_left(self.place, self.id, self.key)
+        assert_nothing_is_left(self.place, f"{self.id}-tail", f"{self.key}-tail")
+        # An hour later the broker delivers again what a dead worker had: there is nothing to do.
+        let_the_broker_give_out_again(self.place, self.id)
+        wait_until(lambda: messages_with(self.place, self.id) == 0, 20, "the broker has no message of it")
+        assert len(self.ledger.runs(self.key)) in self.cell.runs
+        assert live_overlaps(self.ledger, self.key) == 0
+        assert len(self.ledger.runs(f"{self.key}-tail")) == 1
+        assert_nothing_is_left(self.place, self.id, self.key)
+
+
+@pytest.fixture(scope="module", params=BROKERS)
+def crew(request, start_shared, valkey):
+    """Three workers that die where they are told to, on each kind of broker."""
+    server, store = None, valkey
+    more = {"crash_points": True, "singleflight_lease_ttl": 2, "task_default_queue": f"q-{uuid4().hex[:8]}"}
+    try:
+        if "rabbitmq" in request.param:
+            kind, name = request.param.rpartition(" ")[2], more["task_default_queue"]
+            queue = {"exchange": name, "routing_key": name, "queue_arguments": {"x-queue-type": kind}}
+            more |= {"broker_url": request.getfixturevalue("rabbitmq"), "task_queues": {name: queue}}
+            more["worker_detect_quorum_queues"] = kind == "quorum"
+        else:
+            server = ValkeyContainer()
+            server.ready()
+            store = server if "with" in request.param else valkey
+            more |= {"broker_url": f"{server.url}/0", "broker_transport_options": {"visibility_timeout": 3600}}
+        place = start_shared(redis_settings(store.url, **more), workers=WORKERS, app_module=crash_app)
+        yield place
+        for worker in place.workers:
+            worker.teardown()
+        if server is None:
+            delete_queue(place)
+    finally:
+        if server is not None:
+            server.teardown()
+
+
+@pytest.fixture
+def place(crew, request):
+    request.node.place = crew
+
+    def ready():
+        containers = [worker.container for worker in crew.workers]
+        return [one for one in containers if one.status == "running" and one.ready_text in one.logs()]
+
+    wait_until(lambda: len(ready()) >= NEEDED, 45, "two workers are ready")
+    return crew
+
+
+def revive(place):
+    """Start again each worker that is dead; the next test waits until it is ready."""
+    for worker in place.workers:
+        if worker.container.status == "exited":
+            worker.container.teardown()
+            worker.container._log_path.write_bytes(b"")
+            worker.container.start()
+
+
+@pytest.fixture(scope="module")
+def dead_children(crew):
+    """Children that die at every point, all at the same time."""
+    victims = {str(cell): Victim(crew, cell) for cell in CHILD_DIES}
+    # A child that dies while it settles may have begun something else: first those that take nobody else along.
+    for is_settling in (False, True):
+        wave = [victim for victim in victims.values() if victim.cell.point.startswith("settle") == is_settling]
+        for victim in wave:
+            victim.start()
+        for victim in wave:
+            victim.wait_for_deaths()
+        for victim in wave:
+            victim.result.get(timeout=45)
+    return victims
+
+
+@pytest.mark.parametrize("cell", CHILD_DIES, ids=str)
+def test_a_child_dies_and_its_worker_goes_on(place, dead_children, cell):
+    dead_children[str(cell)].judge()
+    assert all(worker.container.status == "running" for worker in place.workers)
+
+
+@pytest.mark.parametrize("cell", WORKER_DIES, ids=str)
+def test_a_worker_dies_and_another_goes_on(place, cell):
+    victim = Victim(place, cell)
+    victim.start()
+    if cell.first and cell.first[0] == "settle:before":
+        wait_until(lambda: deaths(place.ledger, victim.id), 20, "the child is dead")
+        let_patience_end(place, victim.id)
+    victim.wait_for_deaths()
+    wait_until(lambda: any(worker.container.status == "exited" for worker in place.workers), 10, "a worker is dead")
+    if cell.is_the_brokers and is_on_redis(place):
+        assert let_the_broker_give_out_again(place, victim.id) == 1, "the broker has its message, and nobody else"
+    if cell.point == "sweep:after-handout":
+        assert due_at(place, victim.id) < 10.1, "it comes up again by itself"
+    if cell.point.startswith(("finish", "publish", "result", "settle", "release:after", "sweep")):
+        let_patience_end(place, victim.id)
+    if not victim.holder:
+        revive(place)
+    victim.judge()
+    revive(place)
+
+
+@pytest.mark.parametrize("point", IN_A_PUBLISHER)
+def test_a_publisher_dies_and_publishes_again_under_the_same_id(place, point, key):
+    arm(place.ledger, point, "child", key)
+    code = "import sys, crash_app; crash_app.app.tasks['protected_app.work'].apply_async(sys.argv[1:], task_id=sys.argv[1])"
+    kept = ("broker_url", "result_backend", "singleflight_url", "task_default_queue", "task_queues")
+    config = {name: place.app.conf[name] for name in kept}
+    environment = {
+        **os.environ,
+        "CELERY_TEST_CONFIG": json.dumps({**config, "crash_points": True}),
+        "TEST_LEDGER": str(place.ledger.directory),
+        "PYTHONPATH": str(SUPPORT),
+    }
+
+    def publish():
+        return subprocess.run([sys.executable, "-c", code, key, "value"], env=environment, check=False, timeout=30).returncode
+
+    assert publish() == -9
+    assert publish() == 0
+    assert place.app.AsyncResult(key).get(timeout=30) == "value"
+    assert_nothing_is_left(place, key, key)
+    wait_until(lambda: messages_with(place, key) == 0, 10, "the broker has no message of it")
+    assert len(place.ledger.runs(key)) == 1
+
+
+def test_every_point_is_killed_at():
+    assert {cell.point for cell in CHILD_DIES + WORKER_DIES} | set(IN_A_PUBLISHER) | ELSEWHERE == set(POINTS)
+
+
+def test_every_point_is_documented():
+    rows = re.findall(r"^\| `([a-z:-]+)` \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == list(POINTS)
