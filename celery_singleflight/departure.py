@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from typing import TYPE_CHECKING, Any, Final
@@ -51,7 +52,8 @@ class Departure:
         if self._place:
             store, claim = self._place
             keep = claim.keep
-            self._try(lambda: store.conclude(claim.owner, claim.record, outcome, reason=reason, keep=keep, release=is_gone))
+            reasons = json.dumps([reason])
+            self._try(lambda: store.conclude(claim.owner, claim.record, outcome, reason=reasons, keep=keep, release=is_gone))
 
     def when_gone(self, pid: int | None, act: Any) -> None:
         """Call `act` once no process has that id any more; a lease whose holder lives is never released."""
