@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 from celery_singleflight.canonical import digest
-from celery_singleflight.coordination import Coordination, coordination
+from celery_singleflight.coordination import Coordination, check_store_settings, coordination
 from celery_singleflight.errors import Contended, OptionError
 from celery_singleflight.keys import LockKey
 from celery_singleflight.options import read_options
@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-__all__ = ("Binding", "arguments_digest", "bound_to", "is_protected", "lock_names", "only_binding", "quiet_contention")
+__all__ = (
+    "Binding",
+    "arguments_digest",
+    "bindings_of",
+    "bound_to",
+    "is_protected",
+    "lock_names",
+    "only_binding",
+    "quiet_contention",
+)
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +56,11 @@ class Binding:
         conf = app.conf
         check_task(name, _attributes(own, base))
         check_settings(conf, conf.__dict__.get("prefix"))
+        check_store_settings(app)
         self.app = app
         self.name = name
-        self._time_limit: float | None = conf.task_time_limit
+        #: The hard time limit of a call that has none of its own; a worker started with another one says so.
+        self.time_limit: float | None = conf.task_time_limit
         self.options = read_options(name, lambda option: getattr(task, option, None), conf)
         self.arguments = Arguments(_signature(task))
         self._scope = compile_scope(f"task {name}, lock_on", self.options.lock_on, self.arguments)
@@ -104,7 +115,7 @@ class Binding:
         """Return the bound on a lease's age, in seconds; by default the hard time limit and ten seconds."""
         if self.options.max_hold is not None:
             return self.options.max_hold
-        limit = time_limit or self._time_limit
+        limit = time_limit or self.time_limit
         return limit + 10.0 if limit else math.inf
 
 
@@ -119,19 +130,19 @@ def only_binding(task_name: str) -> Binding | None:
     return found[0] if found and len({id(binding.app) for binding in found}) == 1 else None
 
 
+def bindings_of(app: Celery) -> list[Binding]:
+    """Return the bindings of all protected tasks of an app."""
+    return [binding for bindings in list(_bindings.values()) for binding in list(bindings) if binding.app is app]
+
+
 def lock_names(app: Celery) -> set[str]:
     """Return the lock names of all protected tasks of an app."""
-    return {
-        binding.options.lock_name or binding.name
-        for bindings in list(_bindings.values())
-        for binding in list(bindings)
-        if binding.app is app
-    }
+    return {binding.options.lock_name or binding.name for binding in bindings_of(app)}
 
 
-def is_protected(task_name: str) -> bool:
-    """Whether a task of this name is protected; Celery's own (`celery.chord_unlock` and the like) never are."""
-    return not task_name.startswith("celery.")
+def is_protected(task: type) -> bool:
+    """Whether tasks of this class are protected; Celery's own (`celery.chord_unlock` and the like) never are."""
+    return not task.run.__module__.startswith("celery.")  # type: ignore[attr-defined]
 
 
 def _attributes(own: list[type], base: type) -> list[str]:

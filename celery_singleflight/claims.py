@@ -74,6 +74,7 @@ class Claim(NamedTuple):
     grace: float = 0.0
     message: bytes = b""
     max_deliveries: int | None = None
+    task: str = ""
 
 
 class Acquired(NamedTuple):

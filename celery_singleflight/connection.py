@@ -145,7 +145,8 @@ class DirectConnections:
         try:
             return self._idle.pop()
         except IndexError:
-            connection = self._pool.make_connection()
+            # Not by the pool, which counts every connection it ever made against `max_connections`.
+            connection = self._pool.connection_class(**self._pool.connection_kwargs)
             connection.connect()  # here Sentinel is asked, which sending would not
             return connection
 

@@ -18,7 +18,7 @@ from celery_singleflight.store import Store
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ("Coordination", "coordination")
+__all__ = ("Coordination", "check_store_settings", "coordination", "coordinations")
 
 _REDIS: Final = ("redis", "rediss", "socket", "sentinel")
 #: What a Celery transport option means to us too.
@@ -29,10 +29,7 @@ class Coordination:
     """The store of one app, and the heartbeat of this process on it."""
 
     def __init__(self, app: Celery) -> None:
-        prefix = app.conf.get("singleflight_key_prefix") or "sf"
-        if not isinstance(prefix, str) or set("{}") & set(prefix):
-            raise ConfigurationError(f"setting singleflight_key_prefix: expected a text without braces, got {prefix!r}")
-        self._server, self._keys = _server(app), KeySpace(prefix)
+        self._server, self._keys = _server(app), KeySpace(_prefix(app))
         self.store = Store(connect(*self._server), self._keys)
         self.heartbeat = Heartbeat(self.store)
 
@@ -60,15 +57,38 @@ def coordinations() -> list[Coordination]:
     return list(_coordinations.values())
 
 
+def check_store_settings(app: Celery) -> None:
+    """Refuse settings of the store that are wrong in themselves. Raises `ConfigurationError`.
+
+    An app without any store is let be: a publisher needs none.
+    """
+    _prefix(app)
+    _transport_options(app)
+    if app.conf.get("singleflight_url"):
+        connect(*_server(app))
+
+
+def _prefix(app: Celery) -> str:
+    prefix = app.conf.get("singleflight_key_prefix") or "sf"
+    if not isinstance(prefix, str) or set("{}") & set(prefix):
+        raise ConfigurationError(f"setting singleflight_key_prefix: expected a text without braces, got {prefix!r}")
+    return prefix
+
+
+def _transport_options(app: Celery) -> dict[str, Any]:
+    options = app.conf.get("singleflight_transport_options") or {}
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(f"setting singleflight_transport_options: expected a mapping, got {options!r}")
+    return dict(options)
+
+
 def _server(app: Celery) -> tuple[str, dict[str, Any]]:
     """Return the store's URL and connection options: the app's own setting, else its Redis result backend or broker."""
     conf = app.conf
-    options = conf.get("singleflight_transport_options") or {}
-    if not isinstance(options, Mapping):
-        raise ConfigurationError(f"setting singleflight_transport_options: expected a mapping, got {options!r}")
+    options = _transport_options(app)
     url = conf.get("singleflight_url")
     if url:
-        return str(url), dict(options)
+        return str(url), options
     candidates = (
         (conf.result_backend, conf.get("result_backend_transport_options"), conf.get("redis_backend_use_ssl")),
         (conf.broker_url, conf.get("broker_transport_options"), conf.get("broker_use_ssl")),

@@ -17,6 +17,7 @@ from celery_singleflight.script import Script, Value, load
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from celery_singleflight.claims import Encoded
     from celery_singleflight.connection import Connections
     from celery_singleflight.keys import KeySpace
 
@@ -46,8 +47,22 @@ class Custody:
         #: Where a record and its lock key are kept, by the names of the scripts. Asked for at both ends of a run.
         self.names = functools.lru_cache(maxsize=256)(self._make_names)
 
-    def conclude(self, owner: str, record: Record, outcome: Outcome, *, reason: str, keep: float, release: bool) -> bool:
-        """Give a trigger its outcome for a run that cannot do it itself. Returns whether it had none and is not under way."""
+    def conclude(
+        self,
+        owner: str,
+        record: Record,
+        outcome: Outcome,
+        *,
+        reason: str,
+        keep: float,
+        release: bool,
+        error: Encoded | None = None,
+    ) -> bool:
+        """Give a trigger an outcome that is none of its lease's. Returns whether it had none and is not under way elsewhere.
+
+        With an `error` Celery is still to send what follows; without one it has done so.
+        """
+        content_type, content_encoding, body = error or ("", "", b"")
         reply = self._run(
             _CONCLUDE,
             {
@@ -58,6 +73,10 @@ class Custody:
                 "reason": reason,
                 "keep_ms": milliseconds(keep),
                 "release": int(release),
+                "patience_ms": "" if error is None else milliseconds(GRACE),
+                "content_type": content_type,
+                "content_encoding": content_encoding,
+                "body": body,
             },
         )
         return bool(reply.word == "concluded")

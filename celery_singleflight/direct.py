@@ -116,17 +116,19 @@ def call_directly(
         ttl=options.lease_ttl,
         keep=options.result_ttl,
         on_held="ask",
+        task=task.name,
     )
     patience = options.wait_timeout
     if patience is None:
         patience = math.inf if waits_on_contention(options.contention_policy) else 0.0
-    entered, requested_at = _enter(place, claim, patience)
+    hold = None if outer else 0.0
+    entered, requested_at = _enter(place, claim, patience, hold)
     if isinstance(entered, Ended):
         return decode(binding.app, entered.value, explicit or owner, " ".join(map(str, entered.reason)))
     lease = outer or _lease(claim, entered, requested_at, binding.max_hold(task.time_limit))
     execution = Execution(key=explicit or owner, run_id=entered.run_id, attempt=entered.attempt, task_id=owner)
     place.heartbeat.keep(lease, claim.record)
-    recorded, hold = False, None if outer else 0.0
+    recorded = False
     try:
         with Holding(lease, execution, task):
             value = body(*args, **kwargs)
@@ -155,12 +157,18 @@ def call_directly(
 
 
 def held_here(key: LockKey) -> Lease | None:
-    """Return the lease by which this context holds the lock key already, if it does."""
-    return next((holding.lease for holding in holdings() if holding.lease and holding.lease.key == key), None)
+    """Return the lease by which this context holds the lock key already, if it does. Raises `LeaseLost` when it is lost."""
+    lease = next((holding.lease for holding in holdings() if holding.lease and holding.lease.key == key), None)
+    if lease is not None:
+        lease.check()
+    return lease
 
 
-def _enter(place: Coordination, claim: Claim, patience: float) -> tuple[Acquired | Ended, float]:
-    """Ask until the lease is ours or the execution has ended. Returns the answer, and when it was asked for."""
+def _enter(place: Coordination, claim: Claim, patience: float, hold: float | None = 0.0) -> tuple[Acquired | Ended, float]:
+    """Ask until the lease is ours or the execution has ended. Returns the answer, and when it was asked for.
+
+    `hold` is None when the owner holds the lease already, so that giving up leaves it alone.
+    """
     give_up_at = time.monotonic() + patience
     tries = 0
     while True:
@@ -168,7 +176,7 @@ def _enter(place: Coordination, claim: Claim, patience: float) -> tuple[Acquired
         try:
             entered = place.store.enter(claim)
         except BaseException:
-            give_back(place, claim.owner, claim.record, forget=True)
+            give_back(place, claim.owner, claim.record, forget=True, hold=hold)
             raise
         if isinstance(entered, Acquired | Ended):
             return entered, requested_at

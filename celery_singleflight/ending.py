@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from celery.exceptions import SoftTimeLimitExceeded
 
+from celery_singleflight.claims import Outcome
 from celery_singleflight.errors import SingleflightError, StoreUnavailable
 
 if TYPE_CHECKING:
-    from celery_singleflight.claims import Encoded, Outcome, Record, Refused
+    from collections.abc import Callable
+
+    from celery_singleflight.claims import Encoded, Record, Refused
     from celery_singleflight.coordination import Coordination
     from celery_singleflight.lease import Lease
 
-__all__ = ("finish", "give_back")
+__all__ = ("fail", "finish", "give_back")
 
 logger = logging.getLogger(__name__)
 
 #: Seconds between two attempts to record an outcome while the store is away.
 _PAUSE: Final = 0.5
+_Answer = TypeVar("_Answer")
 
 
 def finish(
@@ -44,20 +49,36 @@ def finish(
     """
     place.heartbeat.drop(lease.owner, record)
     reasons = json.dumps([reason]) if reason else "[]"
+    what = f"the outcome {outcome.value!r} of {lease.lock_key}"
+    return _record(lambda: place.store.finish(lease, record, outcome, value, reason=reasons, keep=keep, hold=hold), what)
+
+
+def fail(place: Coordination, lease: Lease, record: Record, error: Encoded, *, reason: str, keep: float) -> bool:
+    """Record the failure of a run whose lease may be somebody else's by now.
+
+    Returns whether it counts: it does not when its trigger is under way elsewhere or has an outcome. Tries as `finish` does.
+    """
+    place.heartbeat.drop(lease.owner, record)
+    reasons = json.dumps([reason])
+    conclude = functools.partial(place.store.conclude, lease.owner, record, Outcome.FAILED)
+    return _record(lambda: conclude(reason=reasons, keep=keep, release=True, error=error), f"the failure of {lease.lock_key}")
+
+
+def _record(write: Callable[[], _Answer], what: str) -> _Answer:
     interruption: BaseException | None = None
     while True:
         try:
-            refused = place.store.finish(lease, record, outcome, value, reason=reasons, keep=keep, hold=hold)
+            answer = write()
         except StoreUnavailable as error:
             if interruption:
                 logger.error(  # noqa: TRY400, the store is away, no bug here
-                    "the outcome %r of %s is not recorded, its trigger will run again: %s", outcome.value, lease.lock_key, error
+                    "%s is not recorded, its trigger will run again: %s", what, error
                 )
                 raise interruption from error
-            logger.warning("the store does not take the outcome of %s, trying again: %s", lease.lock_key, error)
+            logger.warning("the store does not take %s, trying again: %s", what, error)
             _pause()
         except SoftTimeLimitExceeded:
-            logger.info("the soft time limit of %s passed when its body had ended; the outcome stands", lease.lock_key)
+            logger.info("the soft time limit passed when a body had ended: %s stands", what)
         except (SystemExit, KeyboardInterrupt) as raised:
             if interruption:
                 raise
@@ -65,7 +86,7 @@ def finish(
         else:
             if interruption:
                 raise interruption
-            return refused
+            return answer
 
 
 def _pause() -> None:
@@ -73,10 +94,13 @@ def _pause() -> None:
         time.sleep(_PAUSE)
 
 
-def give_back(place: Coordination, owner: str, record: Record, **how: Any) -> None:
-    """End a run without an outcome, as `Store.abandon` does; a store that is away lets the lease expire by itself."""
+def give_back(place: Coordination, owner: str, record: Record, *, is_brisk: bool = False, **how: Any) -> None:
+    """End a run without an outcome, as `Store.abandon` does; a store that is away lets the lease expire by itself.
+
+    `is_brisk` tries less hard, where the store has just been found away.
+    """
     place.heartbeat.drop(owner, record)
     try:
-        place.store.abandon(owner, record, **how)
+        (place.brisk_store if is_brisk else place.store).abandon(owner, record, **how)
     except SingleflightError as error:
         logger.warning("%s could not be given back, its lease will expire: %s", record.lock_key, error)

@@ -12,9 +12,12 @@ __all__ = (
     "ConfigurationError",
     "Contended",
     "DeadLettered",
+    "ExecutionKeyReused",
     "FencingUnavailable",
     "LeaseLost",
     "LockKeyError",
+    "MaxHoldExceeded",
+    "NestedLeaseLost",
     "OptionError",
     "ResultUnavailable",
     "ScriptError",
@@ -125,6 +128,42 @@ class DeadLettered(SingleflightError):
             f"{self.task_id} on {self.lock_key} is dead-lettered: {self.deaths} of its runs died with their process, the last "
             f"on {self.worker or 'unknown'}"
         )
+
+
+class NestedLeaseLost(SingleflightError):
+    """A lease that the body of a task held beside its own is lost, so the run fails."""
+
+    def __init__(self, lock_key: str, reason: str = "") -> None:
+        super().__init__(lock_key, reason)
+        self.lock_key = lock_key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"a lease that the body held on {self.lock_key} is lost" + (f": {self.reason}" if self.reason else "")
+
+
+class MaxHoldExceeded(SingleflightError):
+    """The body ran for longer than `max_hold`, so its lease was renewed no more and the run fails."""
+
+    def __init__(self, lock_key: str, max_hold: float) -> None:
+        super().__init__(lock_key, max_hold)
+        self.lock_key = lock_key
+        self.max_hold = max_hold
+
+    def __str__(self) -> str:
+        return f"the run held {self.lock_key} for longer than its max_hold, {self.max_hold:g} s"
+
+
+class ExecutionKeyReused(SingleflightError):
+    """Another task has used this execution key under the same lock name: its outcome is not this one's."""
+
+    def __init__(self, execution_key: str, task: str) -> None:
+        super().__init__(execution_key, task)
+        self.execution_key = execution_key
+        self.task = task
+
+    def __str__(self) -> str:
+        return f"execution key {self.execution_key} belongs to the task {self.task}, which shares the lock name"
 
 
 class LeaseLost(BaseException):

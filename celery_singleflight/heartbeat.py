@@ -165,7 +165,7 @@ class Heartbeat:
 
     def _is_over(self, lease: Lease, record: Record) -> bool:
         if lease.is_lost:
-            self._lose(lease, record, "it could not be renewed before its deadline")
+            self._lose(lease, record, lease.why_lost)
         return lease.is_lost
 
     def _due(self, lease: Lease, now: float) -> float:

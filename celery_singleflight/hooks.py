@@ -6,7 +6,7 @@ from typing import Any
 
 from celery import signals
 
-from celery_singleflight.binding import only_binding
+from celery_singleflight.binding import bindings_of, only_binding
 from celery_singleflight.coordination import coordinations
 from celery_singleflight.publish import stamp
 from celery_singleflight.task import publishing
@@ -28,16 +28,18 @@ def leave(**_: Any) -> None:
         place.heartbeat.flush()
 
 
-def add_sweeper(sender: Any, **_: Any) -> None:
-    """Give a worker that starts its sweeper."""
+def equip_worker(sender: Any, **_: Any) -> None:
+    """Give a worker that starts its sweeper, and its tasks the hard time limit of its command line."""
     from celery_singleflight.sweeper import SweeperStep  # noqa: PLC0415, publishers never import the worker
 
     sender.app.steps["consumer"].add(SweeperStep)
+    for binding in bindings_of(sender.app):
+        binding.time_limit = sender.time_limit or binding.time_limit
 
 
 def connect_hooks() -> None:
     """Connect the receivers; again does nothing."""
     signals.before_task_publish.connect(stamp_message, dispatch_uid="singleflight.stamp_message")
-    signals.worker_init.connect(add_sweeper, dispatch_uid="singleflight.add_sweeper")
+    signals.worker_init.connect(equip_worker, dispatch_uid="singleflight.equip_worker")
     signals.worker_process_shutdown.connect(leave, dispatch_uid="singleflight.leave")
     signals.worker_shutdown.connect(leave, dispatch_uid="singleflight.leave")

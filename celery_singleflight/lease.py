@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextvars import ContextVar
+from os import getpid
 from threading import get_ident
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ class Lease:
         self.ttl = ttl
         self.max_hold = max_hold
         self.acquired_at = requested_at
-        self.expires_at = requested_at + ttl
+        self.expires_at = requested_at + min(ttl, max_hold)
         self._token = token
         self._lost = ""
         #: The work that is done under the lease.
@@ -80,10 +81,24 @@ class Lease:
         """Whether the store has said so, or the lease's own deadline has passed without a renewal."""
         return bool(self._lost) or time.monotonic() >= self.expires_at
 
+    @property
+    def is_worn_out(self) -> bool:
+        """Whether it is as old as `max_hold`, and is renewed no more."""
+        return time.monotonic() >= self.acquired_at + self.max_hold
+
     def check(self) -> None:
         """Do nothing while the lease is held; raise `LeaseLost` when it is not."""
         if self.is_lost:
-            raise LeaseLost(self.lock_key, self._lost or "it was not renewed in time")
+            raise LeaseLost(self.lock_key, self.why_lost)
+
+    @property
+    def why_lost(self) -> str:
+        """Why it is lost, for people to read."""
+        if self._lost:
+            return self._lost
+        if self.is_worn_out:
+            return f"it is as old as its max_hold, {self.max_hold:g} s"
+        return "it could not be renewed before its deadline"
 
     def mark_lost(self, reason: str) -> None:
         """Note that the lease is gone for good."""
@@ -91,7 +106,7 @@ class Lease:
 
     def interrupt(self) -> None:
         """Raise `LeaseLost` in the thread that works under the lease, if it still does."""
-        self.body.interrupt(LeaseLost(self.lock_key, self._lost))
+        self.body.interrupt(LeaseLost(self.lock_key, self.why_lost))
 
     def renewed(self, requested_at: float, ttl: float) -> None:
         """Note a renewal that was requested at that time and granted for `ttl` seconds."""
@@ -126,7 +141,7 @@ class Holding:
     There is no lease where a run goes on without its store.
     """
 
-    __slots__ = ("execution", "is_outermost", "lease", "outer", "request_id", "task", "thread")
+    __slots__ = ("execution", "is_outermost", "is_over", "lease", "outer", "request_id", "task", "thread")
 
     def __init__(
         self,
@@ -139,7 +154,8 @@ class Holding:
         self.execution = execution
         self.task = task
         self.request_id = request_id
-        self.thread = get_ident()
+        self.thread = _here()
+        self.is_over = False
         self.outer = _innermost.get()
 
     def __enter__(self) -> None:
@@ -153,9 +169,13 @@ class Holding:
         lease = self.lease
         while True:
             try:
+                self.is_over = True
                 if lease is not None and self.is_outermost:
                     lease.body.end()
-                _innermost.set(self.outer)
+                innermost = _innermost.get()
+                while innermost is not None and innermost.is_over:  # blocks may end in any order
+                    innermost = innermost.outer
+                _innermost.set(innermost)
             except LeaseLost:
                 continue  # it came as the body ended: what the store says of the outcome counts
             return
@@ -164,12 +184,17 @@ class Holding:
 _innermost: ContextVar[Holding | None] = ContextVar("singleflight_holding", default=None)
 
 
+def _here() -> tuple[int, int]:
+    return getpid(), get_ident()
+
+
 def holdings() -> Iterator[Holding]:
     """Yield what is held in this context, from the innermost outwards."""
-    holding, thread = _innermost.get(), get_ident()
-    # Where threads inherit the context they still do not inherit the lease.
+    holding, thread = _innermost.get(), _here()
+    # Where threads and forked processes inherit the context they still do not inherit the lease.
     while holding is not None and holding.thread == thread:
-        yield holding
+        if not holding.is_over:  # else it was inherited by a context that goes on after the block
+            yield holding
         holding = holding.outer
 
 

@@ -63,13 +63,9 @@ def _one_of(*words: str) -> Callable[[Any], Any]:
     return lambda value: value if value in words else None
 
 
-def _seconds(value: Any, least: float) -> float | None:
+def _seconds(value: Any, least: float, most: float = math.inf) -> float | None:
     number = float(value)
-    return number if not isinstance(value, bool | str) and number >= least and not math.isnan(number) else None
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    return number if not isinstance(value, bool | str) and least <= number <= most else None
 
 
 def _text(value: Any) -> str | None:
@@ -100,7 +96,7 @@ OPTIONS: Final[dict[str, Option]] = {
         Option("lock_on", None, _RECIPE, _recipe),
         Option("lock_name", None, "a text that is not empty", _text),
         Option("lock_limit", 1, "a whole number from 1 to 1000", _count),
-        Option("lease_ttl", 30.0, "a finite number of seconds, at least 0.5", lambda value: _finite(_seconds(value, 0.5))),
+        Option("lease_ttl", 30.0, "seconds from 0.5 to 604800, a week", lambda value: _seconds(value, 0.5, 604800)),
         Option("max_hold", None, "seconds, at least 1, or inf for no bound", lambda value: _seconds(value, 1)),
         Option(
             "contention_policy",
@@ -112,9 +108,9 @@ OPTIONS: Final[dict[str, Option]] = {
         Option("wait_timeout", None, "seconds from 0, or inf for no bound", lambda value: _seconds(value, 0), call=True),
         Option("skip_as", "continue", "'continue', 'stop' or 'raise'", _one_of("continue", "stop", "raise")),
         Option("skip_result", None, "any value", lambda value: value),
-        Option("idempotent_on", None, _RECIPE, _recipe),
+        Option("idempotent_on", None, _RECIPE, lambda value: _recipe(value) or None),  # () would be one execution for all calls
         Option("execution_key", None, "a text that is not empty", _text, call=True),
-        Option("min_hold", 0.0, "a finite number of seconds from 0", lambda value: _finite(_seconds(value, 0))),
+        Option("min_hold", 0.0, "seconds from 0 to 604800, a week", lambda value: _seconds(value, 0, 604800)),
         Option("rescue", True, "True or False", _flag),  # noqa: FBT003, the default
         Option("max_deliveries", 5, "a whole number from 1 to 1000", _count),
         Option(
@@ -123,7 +119,7 @@ OPTIONS: Final[dict[str, Option]] = {
             "'requeue', 'fail' or 'run'",
             _one_of("requeue", "fail", "run"),
         ),
-        Option("result_ttl", 86400.0, "a finite number of seconds from 0", lambda value: _finite(_seconds(value, 0))),
+        Option("result_ttl", 86400.0, "seconds from 0 to 315360000, ten years", lambda value: _seconds(value, 0, 315360000)),
     )
 }
 CALL_OPTIONS: Final = {name: option for name, option in OPTIONS.items() if option.call}

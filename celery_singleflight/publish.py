@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_singleflight import headers as header
 from celery_singleflight.binding import arguments_digest
-from celery_singleflight.errors import SingleflightError
+from celery_singleflight.errors import OptionError, SingleflightError
 from celery_singleflight.options import CALL_OPTIONS
 from celery_singleflight.spelling import check_call
 
@@ -22,12 +22,16 @@ logger = logging.getLogger(__name__)
 def move_call_options(task_name: str, options: dict[str, Any], *, strict: bool) -> None:
     """Move our call options from the options of a publish into its headers, where brokers do not drop them.
 
-    Raises `OptionError` for a wrong one when `strict`; else it is left to the worker to refuse, because an error here would
-    be taken for one of whoever published.
+    Raises `OptionError` for a wrong one when `strict`; else that is left to the log and to the worker, because an error here
+    would be taken for one of whoever published.
     """
-    if strict:
-        stamps = options.get("stamped_headers") or ()
+    stamps = options.get("stamped_headers") or ()
+    try:
         check_call(task_name, (name for name in options if name not in CALL_OPTIONS and name not in stamps))
+    except OptionError as error:
+        if strict:
+            raise
+        logger.error("an option has no effect: %s", error)  # noqa: TRY400, it says all
     moved = {}
     for name, option in CALL_OPTIONS.items():
         value = options.pop(name, None)

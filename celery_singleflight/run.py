@@ -12,8 +12,8 @@ from celery_singleflight import signals
 from celery_singleflight.claims import Acquired, Ended, Held, Outcome, Surplus
 from celery_singleflight.custody import GRACE
 from celery_singleflight.direct import call_directly, held_here
-from celery_singleflight.ending import finish, give_back
-from celery_singleflight.errors import LeaseLost, StoreUnavailable
+from celery_singleflight.ending import fail, finish, give_back
+from celery_singleflight.errors import LeaseLost, MaxHoldExceeded, NestedLeaseLost, StoreUnavailable
 from celery_singleflight.interruption import take_signal
 from celery_singleflight.lease import Execution, Holding, Lease
 from celery_singleflight.outcome import answer, ended
@@ -76,6 +76,7 @@ def _enter(trigger: Trigger) -> Acquired | Held | Ended | Surplus | None:
             return None
         if policy == "fail" or trigger.request.is_eager:
             raise
+        give_back(trigger.binding.coordination, trigger.claim.owner, trigger.claim.record, is_brisk=True)  # if it was granted
         requeue_without_store(trigger, error)
     except BaseException as error:
         # A time limit or shutdown fell into the request: what it may have got is given back. Celery fails the trigger for the
@@ -100,7 +101,7 @@ def _call(trigger: Trigger, body: Callable[..., Any]) -> Any:
 
 
 def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Callable[..., Any]) -> Any:
-    claim, task = trigger.claim, trigger.task
+    claim = trigger.claim
     lease = Lease(
         claim.record.lock_key,
         owner=claim.owner,
@@ -117,29 +118,15 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
     if not trigger.request.is_eager:
         take_signal()
     # A run that is cut off leaves its message with the store, until the broker has delivered it again.
-    concluded, left = False, _Left(again=GRACE)
+    left: _Left | None = _Left(again=GRACE)
     try:
         try:
-            with Holding(lease, execution, task, trigger.request.id):
-                trigger.binding.coordination.heartbeat.keep(lease, claim.record)
-                if signals.lease_acquired.receivers:
-                    signals.lease_acquired.send(sender=task, lease=lease, execution=execution)
-                value = _call(trigger, body)
-        except Retry:
-            left = _Left(generation=trigger.after_retry)
-            raise
-        except Ignore:
-            left = _Left(generation=trigger.after_replacement)
-            raise
-        except Reject:
-            left = _Left()
-            raise
+            value = _work(trigger, lease, execution, body)
         except Exception as error:
-            _conclude(trigger, lease, Outcome.FAILED, error)
-            concluded = True
+            left = _leave(trigger, lease, error)
             raise
         _conclude(trigger, lease, Outcome.SUCCEEDED, value)
-        concluded = True
+        left = None
     except LeaseLost as lost:
         try:
             _overtaken(trigger, lost.reason)
@@ -147,9 +134,40 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
             left = _Left()
             raise
     finally:
-        if not concluded:
+        if left is not None:
             _give_back(trigger, **left._asdict())
     return value
+
+
+def _work(trigger: Trigger, lease: Lease, execution: Execution, body: Callable[..., Any]) -> Any:
+    """Run the body under its lease. Raises what it raises; for a `LeaseLost` by its own fault the error that says so."""
+    try:
+        with Holding(lease, execution, trigger.task, trigger.request.id):
+            trigger.binding.coordination.heartbeat.keep(lease, trigger.claim.record)
+            if signals.lease_acquired.receivers:
+                signals.lease_acquired.send(sender=trigger.task, lease=lease, execution=execution)
+            return _call(trigger, body)
+    except LeaseLost as lost:
+        if lost.lock_key != lease.lock_key:
+            raise NestedLeaseLost(lost.lock_key, lost.reason) from lost
+        if lease.is_worn_out:
+            raise MaxHoldExceeded(lease.lock_key, lease.max_hold) from lost
+        raise
+
+
+def _leave(trigger: Trigger, lease: Lease, error: Exception) -> _Left | None:
+    """Record a failure and return None; or return what becomes of a message that goes on, as the error says."""
+    if isinstance(error, Retry):
+        return _Left(generation=trigger.after_retry)
+    if isinstance(error, Ignore):
+        return _Left(generation=trigger.after_replacement)
+    if isinstance(error, Reject):
+        return _Left()
+    if isinstance(error, MaxHoldExceeded):
+        _conclude_without_lease(trigger, lease, error)
+    else:
+        _conclude(trigger, lease, Outcome.FAILED, error)
+    return None
 
 
 class _Left(NamedTuple):
@@ -174,6 +192,18 @@ def _conclude(trigger: Trigger, lease: Lease, outcome: Outcome, subject: Any) ->
     )
     if refused:
         raise LeaseLost(lease.lock_key, "it was finished by another run" if refused.outcome else "it was taken over")
+    _ended(trigger, lease, outcome, reason)
+
+
+def _conclude_without_lease(trigger: Trigger, lease: Lease, error: Exception) -> None:
+    value, reason = _encoded(trigger, Outcome.FAILED, error)
+    claim = trigger.claim
+    if not fail(trigger.binding.coordination, lease, claim.record, value, reason=reason, keep=claim.keep):
+        raise LeaseLost(lease.lock_key, "its trigger was taken over")
+    _ended(trigger, lease, Outcome.FAILED, reason)
+
+
+def _ended(trigger: Trigger, lease: Lease, outcome: Outcome, reason: str) -> None:
     ended(trigger)
     if signals.trigger_ended.receivers:
         signals.trigger_ended.send(

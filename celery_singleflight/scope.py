@@ -154,11 +154,19 @@ def _text(value: Any, spec: str, option: str) -> str:
 
 def _function(option: str, function: Callable[..., Any], arguments: Arguments) -> Callable[[Mapping[str, Any]], list[Any]]:
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
         raise OptionError(f"{option}: {function!r} does not tell which arguments it takes; wrap it in a lambda") from error
+    if inspect.iscoroutinefunction(function):
+        raise OptionError(f"{option}: the function is async, so it would return no parts of a key; expected a plain function")
+    for parameter in parameters:
+        if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL):
+            raise OptionError(
+                f"{option}: the function takes {parameter}, expected parameters that have the names of the task's arguments: "
+                "it is called with those"
+            )
     takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-    named = [p for p in parameters if p.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)]
+    named = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
     wanted = [p.name for p in named]
     arguments.require(option, [p.name for p in named if p.default is inspect.Parameter.empty])
 

@@ -42,6 +42,7 @@ def connect(url: str, options: Mapping[str, Any], *, pauses: Sequence[float] = P
     option that no connection has.
     """
     settings = {**_PROTOCOL, **_TIMEOUTS, **options}
+    _check_options(settings)
     master = settings.pop("master_name", None)
     scheme, _, rest = url.partition("://")
     try:
@@ -100,6 +101,18 @@ def client_beside(connections: Connections) -> Iterator[Any]:
             client.close()
 
 
+def _check_options(settings: Mapping[str, Any]) -> None:
+    if "retry" in settings:
+        raise ConfigurationError(
+            "singleflight_transport_options: there is no retry: a script call has attempts of its own, within about a quarter "
+            "of a second plus the time-outs"
+        )
+    for name in _TIMEOUTS:
+        value = settings[name]
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
+            raise ConfigurationError(f"singleflight_transport_options, {name}: expected seconds above 0, got {value!r}")
+
+
 def _database(url: str) -> int:
     """Return the database of a URL, where redis-py would take any other text for 0. Raises `ValueError`."""
     return int(urlsplit(url).path.strip("/") or 0)
@@ -107,7 +120,8 @@ def _database(url: str) -> int:
 
 def _checked(pool: redis.ConnectionPool) -> redis.ConnectionPool:
     try:
-        pool.make_connection()  # it opens nothing, and says now what the first script would say
+        # It opens nothing, and says now what the first script would say.
+        pool.connection_class(**pool.connection_kwargs)
     except TypeError as error:
         raise _unknown_argument(error) from error
     return pool

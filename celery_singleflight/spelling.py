@@ -26,7 +26,7 @@ _LATER: Final = frozenset(
     }
 )
 #: Names with these beginnings are ours.
-_FAMILIES: Final = ("lease_", "contention_", "idempotent_", "idempotency_", PREFIX)
+_FAMILIES: Final = ("lease_", "lock_", "contention_", "idempotent_", "idempotency_", PREFIX)
 #: What people write who come from elsewhere.
 _GUESSES: Final = {
     "contention": "contention_policy",
@@ -37,6 +37,9 @@ _GUESSES: Final = {
     "lock_scope": "lock_on",
     "lock_timeout": "lease_ttl",
     "lock_ttl": "lease_ttl",
+    "lock_wait": "wait_timeout",
+    "on_contention": "contention_policy",
+    "skip_if_running": "contention_policy",
     "unique_on": "lock_on",
 }
 _LIKENESS: Final = 0.85

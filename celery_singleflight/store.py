@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery_singleflight.claims import Acquired, Encoded, Ended, Held, Outcome, Refused, Surplus
 from celery_singleflight.custody import Custody, milliseconds
-from celery_singleflight.errors import ScriptError
+from celery_singleflight.errors import ExecutionKeyReused, ScriptError
 from celery_singleflight.script import Value, load
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ class Store(Custody):
     def enter(self, claim: Claim) -> Acquired | Held | Ended | Surplus:
         """Ask for the lease of a claim.
 
-        Raises `StoreUnavailable`; the store may then have granted it, to be given back by `abandon`.
+        Raises `StoreUnavailable`; the store may then have granted it, to be given back by `abandon`. Raises
+        `ExecutionKeyReused` when the explicit execution key belongs to another task.
         """
         record = claim.record
         reply = self._run(
@@ -57,6 +58,7 @@ class Store(Custody):
                 "message": claim.message,
                 "member": record.member,
                 "deaths": "" if claim.max_deliveries is None else claim.max_deliveries,
+                "task": claim.task,
             },
         )
         match reply.word:
@@ -71,6 +73,8 @@ class Store(Custody):
                 )
             case "surplus":
                 return Surplus(reply.why.decode())
+            case "reused":
+                raise ExecutionKeyReused(record.execution_key or "", reply.by_task.decode())
         return _held(reply)
 
     def renew(self, wanted: Sequence[tuple[Lease, Record, float]]) -> list[str | ScriptError]:

@@ -17,7 +17,7 @@ from celery.bootsteps import StartStopStep
 from celery_singleflight import signals
 from celery_singleflight.binding import lock_names
 from celery_singleflight.coordination import coordination
-from celery_singleflight.errors import ConfigurationError, SingleflightError
+from celery_singleflight.errors import SingleflightError
 from celery_singleflight.message import publish_again
 
 if TYPE_CHECKING:
@@ -98,14 +98,11 @@ class SweeperStep(StartStopStep):  # type: ignore[misc]
         super().__init__(consumer, **options)
         self._sweeper = Sweeper(consumer.app)
         self._entry: Any = None
+        if lock_names(consumer.app):
+            coordination(consumer.app)  # a worker of protected tasks that has no store does not start
 
     def start(self, consumer: Any) -> None:
         """Look for the first time, soon."""
-        try:
-            coordination(consumer.app)
-        except ConfigurationError as error:
-            logger.error("nothing is rescued: %s", error)  # noqa: TRY400, it says all
-            return
         self._entry = consumer.timer.call_after(_INTERVAL, self._tick, (consumer,))
 
     def stop(self, consumer: Any) -> None:

@@ -88,7 +88,7 @@ class SingleflightTask(Task):
         """Bind the task to its app. Raises `OptionError` for an option, setting or task class that is wrong."""
         app = super().bind(app)
         name = cls.name or app.gen_task_name(cls.__name__, cls.__module__)
-        if is_protected(name):
+        if is_protected(cls):
             was_bound = "_binding" in vars(cls)
             cls._binding = Binding(name, cls, app, SingleflightTask)
             if not was_bound:  # Celery binds a task once more when it finalizes the app

@@ -62,7 +62,7 @@ class Trigger:
         wait = options.wait_timeout if wait is None else wait
         owner = (request.properties or {}).get(header.OWNER) or new_owner()
         self.claim = Claim(
-            record=Record(self._lock_key(), request.id, self._execution_key()),
+            record=Record(self._lock_key(), str(request.id), self._execution_key()),
             owner=owner,
             worker=request.hostname or "",
             run_id=owner,
@@ -79,6 +79,7 @@ class Trigger:
             grace=0.0 if request.is_eager else GRACE,
             message=pack_message(request) if options.rescue else b"",
             max_deliveries=options.max_deliveries,
+            task=task.name,
         )
 
     @property

@@ -47,7 +47,7 @@ def requeue(trigger: Trigger, held: Held) -> NoReturn:
     countdown = requeue_delay(held, trigger.waits, longest=longest_delay(app), least=_least_delay(app))
     wait = trigger.claim.wait
     if wait is not None and not held.is_own:
-        countdown = min(countdown, max(wait - held.waited, 0.0) + 0.01)
+        countdown = max(min(countdown, max(wait - held.waited, 0.0) + 0.01), _least_delay(app))
     signature = _publish(trigger, countdown, {**_next_copy(trigger), header.FIRST_SEEN: held.first_ms})
     signals.requeued.send(
         sender=trigger.task, lock_key=lock_key, task_id=trigger.request.id, countdown=countdown, waits=trigger.waits + 1

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ("ReplyError", "exchange", "pack")
 
-_PART: Final = b"$%d\r\n%b\r\n"
 _CHUNK: Final = 1 << 16
 
 
@@ -27,8 +26,14 @@ class ReplyError(Exception):
 
 def pack(command: str, script: str, keys: int, values: Sequence[Value]) -> bytes:
     """Return the command that runs a script, as it is sent."""
-    words = [value.encode() if type(value) is str else _bytes(value) for value in values]
-    return _frame(command, script, keys, len(words)) % tuple(chain.from_iterable(zip(map(len, words), words, strict=True)))
+    in_text, in_bytes = _frames(command, script, keys, len(values))
+    if bytes not in set(map(type, values)):
+        texts = list(map(str, values))
+        packed = in_text % tuple(chain.from_iterable(zip(map(len, texts), texts, strict=True)))
+        if packed.isascii():  # else a text has more bytes than characters
+            return packed.encode()
+    words = [value if isinstance(value, bytes) else str(value).encode() for value in values]
+    return in_bytes % tuple(chain.from_iterable(zip(map(len, words), words, strict=True)))
 
 
 def exchange(line: socket, packed: bytes, replies: int) -> list[Any]:
@@ -37,57 +42,60 @@ def exchange(line: socket, packed: bytes, replies: int) -> list[Any]:
     Raises `OSError` as the socket does. After any exception an unread reply may follow, and the socket is of no use.
     """
     line.sendall(packed)
-    received = b""
+    received, wanted = b"", 1
     while True:
-        try:
-            more = line.recv(_CHUNK)
-        except TimeoutError as error:
-            raise TimeoutError(f"no reply within {line.gettimeout()} s") from error
-        if not more:
-            raise ConnectionResetError("the server has closed the connection")
-        received = received + more if received else more
-        answers = _read(received, replies)
-        if answers is not None:
+        # What is known to be wanted is read before the reply is looked at again: a big one comes in many pieces.
+        pieces, length = [received], len(received)
+        while length < wanted:
+            pieces.append(_receive(line))
+            length += len(pieces[-1])
+        received = b"".join(pieces)
+        answers, wanted = _read(received, replies)
+        if not wanted:
             return answers
 
 
+def _receive(line: socket) -> bytes:
+    try:
+        received = line.recv(_CHUNK)
+    except TimeoutError as error:
+        raise TimeoutError(f"no reply within {line.gettimeout()} s") from error
+    if not received:
+        raise ConnectionResetError("the server has closed the connection")
+    return received
+
+
 @functools.lru_cache(maxsize=64)
-def _frame(command: str, script: str, keys: int, values: int) -> bytes:
-    """Return the command with a place for the length and the bytes of each value."""
-    head = [command.encode(), script.encode(), b"%d" % keys]
-    return (
-        b"*%d\r\n" % (values + len(head))
-        + b"".join(_PART % (len(word), word.replace(b"%", b"%%")) for word in head)
-        + _PART * values
-    )
+def _frames(command: str, script: str, keys: int, values: int) -> tuple[str, bytes]:
+    """Return the command with a place for the length of each value and the value, once for texts and once for bytes."""
+    words = (command, script, str(keys))
+    sized = [f"${len(word.encode())}\r\n{word.replace('%', '%%')}\r\n" for word in words]
+    head = f"*{values + len(words)}\r\n" + "".join(sized)
+    return head + "$%d\r\n%s\r\n" * values, head.encode() + b"$%d\r\n%b\r\n" * values
 
 
-def _bytes(value: Value) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
-
-
-def _read(received: bytes, replies: int) -> list[Any] | None:
-    """Return that many replies, or None while some of their bytes are still to come."""
+def _read(received: bytes, replies: int) -> tuple[list[Any], int]:
+    """Return that many replies and 0, or how many bytes are wanted at least before they can be read."""
     answers: list[Any] = []
     at = 0
     while len(answers) < replies:
         answer, at = _reply(received, at)
         if at < 0:
-            return None
+            return answers, -at
         answers.append(answer)
-    return answers
+    return answers, 0
 
 
 def _reply(received: bytes, at: int) -> tuple[Any, int]:
-    """Return the reply that begins there and where it ends, which is before the beginning when it does not end here."""
+    """Return the reply that begins there and where it ends; minus the bytes that it takes, when it is not all there."""
     end = received.find(b"\r\n", at)
     if end < 0:
-        return None, -1
+        return None, -len(received) - 1
     kind, text = received[at], received[at + 1 : end]
     at = end + 2
     if kind == ord("$"):
         end = at + int(text)
-        return received[at:end], end + 2 if len(received) >= end + 2 else -1
+        return received[at:end], end + 2 if len(received) >= end + 2 else -end - 2
     if kind == ord(":"):
         return int(text), at
     if kind == ord("-"):

@@ -1,6 +1,4 @@
--- Give a trigger an outcome on behalf of a run that cannot do it itself: it was killed, or is about to be.
---
--- Celery has stored the result and sent what follows, so the trigger is settled at once.
+-- Give a trigger an outcome that is none of its lease's: its run was killed or is about to be, or has outstayed its time.
 --
 -- KEYS[1] lease       hash: owner token -> lines of expiry in ms, since in ms, fencing token, worker, task id
 -- KEYS[2] execution   hash: run record of the execution key
@@ -13,6 +11,10 @@
 -- ARGV[5] keep_ms     how long the outcome is kept
 -- ARGV[6] release     "1" to release the lease, "0" while the process of the run may still live
 -- ARGV[7] member      the trigger, as `due` names it
+-- ARGV[8] patience_ms  how long Celery is given to send what follows; empty when it has done so, and the trigger is settled
+-- ARGV[9] content_type      of the body
+-- ARGV[10] content_encoding  of the body
+-- ARGV[11] body       the error; empty for none
 --
 -- Returns {"concluded"}  recorded, also when asked again with the same owner token
 --      or {"refused", outcome}  the trigger has this outcome already, or is not known; or another delivery runs it, and
@@ -39,9 +41,15 @@ end
 if separate and holder == owner then
   redis.call('DEL', execution)
 end
-redis.call('HSET', trigger, 'owner', '', 'outcome', outcome, 'reason', reason, 'concluded_by', owner, 'settled', '1',
-           'ended_ms', string.format('%.0f', now))
-redis.call('HDEL', trigger, 'message')
-redis.call('ZREM', due, member)
-redis.call('PEXPIRE', trigger, keep_ms)
+redis.call('HSET', trigger, 'owner', '', 'outcome', outcome, 'reason', reason, 'by', owner, 'concluded_by', owner,
+           'ended_ms', string.format('%.0f', now), 'content_type', content_type, 'content_encoding', content_encoding,
+           'body', body)
+if patience_ms == '' then
+  redis.call('HSET', trigger, 'settled', '1')
+  redis.call('HDEL', trigger, 'message')
+  redis.call('ZREM', due, member)
+elseif redis.call('HEXISTS', trigger, 'message') == 1 then
+  redis.call('ZADD', due, string.format('%.0f', now + patience_ms), member)
+end
+redis.call('PEXPIRE', trigger, string.format('%.0f', math.max(tonumber(keep_ms), 3600000)))
 return {'concluded'}

@@ -27,6 +27,7 @@
 -- ARGV[16] message    the message, to be published again if this delivery dies; empty when the store is not to keep it
 -- ARGV[17] member     the trigger, as `due` names it
 -- ARGV[18] deaths     how many of its runs may die before the trigger is dead-lettered; empty for no bound
+-- ARGV[19] task       name of the task: an explicit execution key belongs to one
 --
 -- Returns {"acquired", fence, run, attempt}  it is ours, also when asked again with the same owner token
 --      or {"held", what, holder, age_ms, remaining_ms, hold_ms, turn_ms, now_ms, first_ms}  what is "lock"; "execution",
@@ -34,6 +35,7 @@
 --         the run that has sent this retry is about to end
 --      or {"ended", outcome, settled, reason, content_type, content_encoding, body}  the trigger is over: this is how
 --      or {"surplus", why}  another copy of the trigger's message is the one that counts
+--      or {"reused", by_task}  the explicit execution key belongs to that other task
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -56,13 +58,13 @@ local function keep(key, ms)
 end
 
 local holder, until_ms, since_ms, token, run_id, attempts, runs, on, runs_generation, done, newest, counts, settled, by,
-  ended_ms, died = unpack(
+  ended_ms, died, by_task, has_run = unpack(
   redis.call('HMGET', execution, 'owner', 'until_ms', 'since_ms', 'fence', 'run', 'attempt', 'task_id', 'worker',
-             'run_generation', 'outcome', 'generation', 'copy', 'settled', 'by', 'ended_ms', 'died'))
+             'run_generation', 'outcome', 'generation', 'copy', 'settled', 'by', 'ended_ms', 'died', 'task', 'run'))
 local outcome = done
 if separate then
-  newest, counts, outcome, settled, by, ended_ms, died = unpack(
-    redis.call('HMGET', trigger, 'generation', 'copy', 'outcome', 'settled', 'by', 'ended_ms', 'died'))
+  newest, counts, outcome, settled, by, ended_ms, died, has_run = unpack(
+    redis.call('HMGET', trigger, 'generation', 'copy', 'outcome', 'settled', 'by', 'ended_ms', 'died', 'has_run'))
 end
 local is_running = holder and holder ~= '' and tonumber(until_ms) > now
 
@@ -71,12 +73,22 @@ if is_running and holder == owner then
   return acquired(token, run_id, tonumber(attempts))
 end
 
+if separate and by_task and by_task ~= task then
+  return {'reused', by_task}
+end
 newest = tonumber(newest)
 if newest and ours < newest then
   return {'surplus', 'generation'}
 end
 if newest == ours and counts and copy ~= counts and previous ~= counts then
   return {'surplus', 'copy'}
+end
+if newest and ours > newest and outcome then
+  -- The body has published a retry or a replacement of its trigger, and then has ended all the same: it is not the last word.
+  redis.call('HDEL', trigger, 'outcome', 'settled', 'reason', 'by', 'ended_ms', 'concluded_by', 'content_type',
+             'content_encoding', 'body')
+  outcome, settled = false, false
+  done = separate and done
 end
 
 -- A message that the store keeps is kept for a day at least.
@@ -102,8 +114,9 @@ local function leave_to_broker()
   end
 end
 
--- An answer from an execution ends with the execution's record.
-local is_own_outcome = outcome and not (separate and outcome == 'succeeded')
+-- What a trigger was answered from an execution with ends with the execution's record, unless it has been passed on.
+local is_own_outcome = outcome and (not separate or outcome ~= 'succeeded' or settled or
+                                    (not done and redis.call('HEXISTS', trigger, 'content_type') == 1))
 if is_own_outcome or done then
   local age = now - (tonumber(ended_ms) or 0)
   if outcome and not settled and by ~= owner and age < tonumber(grace_ms) then
@@ -114,10 +127,8 @@ if is_own_outcome or done then
   local reason = told[1] or ''
   if not is_own_outcome then
     reason = outcome and redis.call('HGET', trigger, 'reason') or cjson.encode({'answered', runs})
-    if tonumber(keep_ms) > 0 then
-      remember('outcome', done, 'reason', reason, 'by', owner, 'ended_ms', text(now))
-      answers()
-    end
+    remember('outcome', done, 'reason', reason, 'by', owner, 'ended_ms', text(now))
+    answers()
   elseif by ~= owner then
     redis.call('HSET', trigger, 'by', owner, 'ended_ms', text(now))
     if not settled then
@@ -125,6 +136,11 @@ if is_own_outcome or done then
     end
   end
   return {'ended', is_own_outcome and outcome or done, settled or '', reason, told[2] or '', told[3] or '', told[4] or ''}
+end
+
+-- A trigger that has run before, and was cut off or retries, is no newcomer: whatever the policy, it waits.
+if on_held ~= 'ask' and (has_run or ours > 0) then
+  on_held = 'wait'
 end
 
 local function held(what, since, task, at, ends)
@@ -214,7 +230,9 @@ else
       end
     end
     if live >= tonumber(limit) then
-      return held('lock', first.since, first.task, first.worker, first.ends)
+      local is_ours = first.task == task_id and on_held ~= 'ask'
+      local what = is_ours and (newest and ours > newest and 'predecessor' or 'own') or 'lock'
+      return held(what, first.since, first.task, first.worker, first.ends)
     end
     for n = 2, #all, 2 do
       if all[n].ends <= now then
@@ -251,10 +269,12 @@ if died > 0 then
   record[#record + 1] = died
 end
 if separate then
+  record[#record + 1] = 'task'
+  record[#record + 1] = task
   if message ~= '' then
-    remember('message', message)
+    remember('has_run', '1', 'message', message)
   else
-    remember()
+    remember('has_run', '1')
   end
 else
   record[#record + 1] = 'generation'

@@ -82,14 +82,22 @@ local ended_ms = string.format('%.0f', now)
 if separate then
   if outcome == 'succeeded' then
     redis.call('HSET', trigger, 'outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', ended_ms)
+    if tonumber(keep_ms) < 60000 then
+      -- The execution may be forgotten before Celery has sent what follows.
+      redis.call('HSET', trigger, 'content_type', content_type, 'content_encoding', content_encoding, 'body', body)
+    end
   else
     -- A failure is the trigger's own: another trigger with the same execution key may run it again.
     redis.call('DEL', execution)
     execution = trigger
   end
-  redis.call('PEXPIRE', trigger, keep_ms)
 end
+-- The trigger itself is remembered for an hour at least: its message may be delivered again.
+local lives = string.format('%.0f', math.max(tonumber(keep_ms), 3600000))
+redis.call('PEXPIRE', trigger, lives)
 redis.call('HSET', execution, 'owner', '', 'outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', ended_ms,
            'content_type', content_type, 'content_encoding', content_encoding, 'body', body)
-redis.call('PEXPIRE', execution, keep_ms)
+if execution ~= trigger then
+  redis.call('PEXPIRE', execution, keep_ms)
+end
 return 'finished'
