@@ -477,6 +477,14 @@ def test_the_run_of_an_explicit_execution_key_is_released_as_a_whole(desk):
     assert desk.finish(again, token) is None
 
 
+def test_what_a_released_holder_has_called_directly_under_its_lease_does_not_count_either(desk):
+    claim, token = desk.hold()
+    nested = claim._replace(record=Record(LOCK, claim.owner, "pay:1", has_trigger=False), message=b"")
+    assert isinstance(desk.store.enter(nested), Acquired)
+    assert release(desk, token, "--force").exit_code == 0
+    assert desk.finish(nested, token, hold=None) is not None
+
+
 def test_one_of_two_holders_is_released_and_the_other_stays(desk):
     (first, token), (second, other) = desk.hold("t1", limit=2), desk.hold("t2", limit=2)
     assert release(desk, token, "--force").exit_code == 0
@@ -517,6 +525,7 @@ def run_script(desk, claim, token, force):
 def test_a_release_whose_reply_was_lost_gives_the_same_answer_again(desk):
     claim, token = desk.hold()
     assert run_script(desk, claim, token, 0).word == "live"
+    assert run_script(desk, claim, token + 1, 1).word == "other", "somebody else came in since the operator looked"
     desk.expire(claim)
     assert [run_script(desk, claim, token, 0) for _ in range(2)] == [("released", b"stored")] * 2
     assert desk.ask("explain", "t1")["triggers"][0]["deaths"] == 1
