@@ -41,7 +41,9 @@ end
 if separate and holder == owner then
   redis.call('DEL', execution)
 end
-redis.call('HSET', trigger, 'owner', '', 'outcome', outcome, 'reason', reason, 'by', owner, 'concluded_by', owner,
+-- Its run, should it still live, is refused; unless it is the run itself that tells.
+local by_run = patience_ms == '' and '' or owner
+redis.call('HSET', trigger, 'owner', '', 'outcome', outcome, 'reason', reason, 'by', by_run, 'concluded_by', owner,
            'ended_ms', string.format('%.0f', now), 'content_type', content_type, 'content_encoding', content_encoding,
            'body', body)
 if patience_ms == '' then

@@ -114,28 +114,33 @@ local function leave_to_broker()
   end
 end
 
--- What a trigger was answered from an execution with ends with the execution's record, unless it has been passed on.
-local is_own_outcome = outcome and (not separate or outcome ~= 'succeeded' or settled or
-                                    (not done and redis.call('HEXISTS', trigger, 'content_type') == 1))
-if is_own_outcome or done then
+-- A success that was passed on, and every other outcome, is the trigger's own. One that is still to be passed on needs its
+-- value, and ends with the record that has it.
+local has_value = not separate or done == 'succeeded'
+local is_own = outcome and (outcome ~= 'succeeded' or settled or has_value or
+                            redis.call('HEXISTS', trigger, 'content_type') == 1)
+if is_own or done then
   local age = now - (tonumber(ended_ms) or 0)
   if outcome and not settled and by ~= owner and age < tonumber(grace_ms) then
     redis.call('HSET', trigger, 'generation', generation, 'copy', copy)
     return {'held', 'own', cjson.encode({task_id, ''}), age, grace_ms - age, 0, 0, text(now), text(tonumber(first_ms) or now)}
   end
-  local told = redis.call('HMGET', is_own_outcome and trigger or execution, 'reason', 'content_type', 'content_encoding', 'body')
-  local reason = told[1] or ''
-  if not is_own_outcome then
-    reason = outcome and redis.call('HGET', trigger, 'reason') or cjson.encode({'answered', runs})
+  local ending = is_own and outcome or done
+  local reason = outcome and redis.call('HGET', trigger, 'reason') or cjson.encode({'answered', runs})
+  if not outcome then
     remember('outcome', done, 'reason', reason, 'by', owner, 'ended_ms', text(now))
-    answers()
   elseif by ~= owner then
     redis.call('HSET', trigger, 'by', owner, 'ended_ms', text(now))
-    if not settled then
-      answers()
-    end
   end
-  return {'ended', is_own_outcome and outcome or done, settled or '', reason, told[2] or '', told[3] or '', told[4] or ''}
+  if not settled then
+    answers()
+  end
+  local source = ending == 'succeeded' and done and execution or trigger
+  local value = redis.call('HMGET', source, 'content_type', 'content_encoding', 'body')
+  if source == execution and separate and value[1] == '' then
+    reason = redis.call('HGET', execution, 'reason')  -- why there is none
+  end
+  return {'ended', ending, settled or '', reason or '', value[1] or '', value[2] or '', value[3] or ''}
 end
 
 -- A trigger that has run before, and was cut off or retries, is no newcomer: whatever the policy, it waits.
@@ -264,10 +269,6 @@ run_id = run_id or run
 attempts = (tonumber(attempts) or 0) + 1
 local record = {'owner', owner, 'until_ms', text(mine.ends), 'since_ms', text(mine.since), 'fence', token, 'run', run_id,
                 'attempt', attempts, 'task_id', task_id, 'worker', worker, 'lock_key', lock_key, 'run_generation', generation}
-if died > 0 then
-  record[#record + 1] = 'died'
-  record[#record + 1] = died
-end
 if separate then
   record[#record + 1] = 'task'
   record[#record + 1] = task
@@ -288,7 +289,10 @@ else
 end
 redis.call('HSET', execution, unpack(record))
 if newest then
-  redis.call('HDEL', trigger, 'handouts', 'left_by')
+  redis.call('HDEL', trigger, 'handouts', 'left_by', 'died')
+end
+if died > 0 then
+  redis.call('HSET', trigger, 'died', died)
 end
 if message ~= '' then
   redis.call('ZADD', due, text(mine.ends), member)
