@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
@@ -21,9 +22,14 @@ from aftermath import (
     let_patience_end,
     let_the_broker_give_out_again,
     messages_with,
+    queue_on_rabbitmq,
+    revive,
+    wait_for_workers,
 )
-from crash_points import HOWS, POINTS, arm, deaths, live_overlaps
+from crash_points import POINTS, arm, deaths, live_overlaps
 from nodes import SUPPORT, ValkeyContainer, redis_settings, wait_until
+
+from celery_singleflight import lock
 
 DOCUMENT = Path(__file__).parents[2] / "docs/explanation/crash-points.md"
 BROKERS = ["redis with the store in it", "redis apart", "rabbitmq classic", "rabbitmq quorum"]
@@ -38,7 +44,7 @@ class Cell(NamedTuple):
     how: str
     #: How many bodies of the key may begin.
     runs: tuple[int, ...] = (1,)
-    #: Whose point it is: the trigger's own, or the "tail" that is sent after it.
+    #: Whose point it is: the trigger's own, the "tail"'s that is sent after it, or that of a "contender" of this test.
     of: str = ""
     #: What has to die before anybody comes to the point.
     first: tuple[str, str] | None = None
@@ -64,8 +70,8 @@ def in_a_child(how: str) -> list[Cell]:
         Cell("result:after", how),
         Cell("settle:before", how),
         Cell("settle:after", how),
-        Cell("requeue:before-publish", how, (2,), of="contender", is_the_brokers=is_worker),
-        Cell("requeue:after-publish", how, (2,), of="contender"),
+        Cell("requeue:before-publish", how, of="contender", is_the_brokers=is_worker),
+        Cell("requeue:after-publish", how, of="contender"),
         Cell("retry:after-publish", how, (2, 3), task="retry_itself"),
         Cell("abandon:after", how, (2,), task="retry_itself"),
     ]
@@ -95,7 +101,7 @@ class Victim:
         self.place, self.cell, self.ledger = place, cell, place.ledger
         self.key = f"{re.sub('[^a-z]+', '-', str(cell))}-{uuid4().hex[:8]}"
         self.id = self.key
-        self.holder = None
+        self.at_end = ExitStack()
 
     def chain(self):
         body = self.place.task(self.cell.task).si(self.key, "value").set(task_id=self.id)
@@ -103,8 +109,7 @@ class Victim:
 
     def start(self):
         if self.cell.of == "contender":
-            self.holder = self.place.task("work").delay(self.key, "holder", gate=self.key)
-            wait_until(lambda: self.ledger.runs(self.key), 20, "the key is held")
+            self.at_end.enter_context(lock(self.place.app, "protected_app.work", self.key))
         for point, how in filter(None, [self.cell.first, (self.cell.point, self.cell.how)]):
             arm(self.ledger, point, how, f"{self.id}-tail" if self.cell.of == "tail" else self.id)
         self.result = self.chain().apply_async()
@@ -113,15 +118,12 @@ class Victim:
         count = 2 if self.cell.first else 1
         dead = f"{self.id}-tail" if self.cell.of == "tail" else self.id
         wait_until(lambda: len(deaths(self.ledger, dead)) >= count, 30, f"{self.cell} for {dead}")
-        if self.holder is not None:
-            self.ledger.open(self.key)
+        self.at_end.close()
 
     def judge(self):
         expected = [["value", 1] if self.cell.task == "retry_itself" else "value", "tail"]
         assert self.result.get(timeout=45) == expected
         assert self.result.parent.get(timeout=5) == expected[0]
-        if self.holder is not None:
-            assert self.holder.get(timeout=30) == "holder"
         assert_nothing_is_left(self.place, self.id, self.key)
         assert_nothing_is_left(self.place, f"{self.id}-tail", f"{self.key}-tail")
         # An hour later the broker delivers again what a dead worker had: there is nothing to do.
@@ -137,13 +139,10 @@ class Victim:
 def crew(request, start_shared, valkey):
     """Three workers that die where they are told to, on each kind of broker."""
     server, store = None, valkey
-    more = {"crash_points": True, "singleflight_lease_ttl": 2, "task_default_queue": f"q-{uuid4().hex[:8]}"}
+    more = {"crash_points": True, "singleflight_lease_ttl": 2}
     try:
         if "rabbitmq" in request.param:
-            kind, name = request.param.rpartition(" ")[2], more["task_default_queue"]
-            queue = {"exchange": name, "routing_key": name, "queue_arguments": {"x-queue-type": kind}}
-            more |= {"broker_url": request.getfixturevalue("rabbitmq"), "task_queues": {name: queue}}
-            more["worker_detect_quorum_queues"] = kind == "quorum"
+            more |= queue_on_rabbitmq(request.getfixturevalue("rabbitmq"), request.param.rpartition(" ")[2])
         else:
             server = ValkeyContainer()
             server.ready()
@@ -153,8 +152,7 @@ def crew(request, start_shared, valkey):
         yield place
         for worker in place.workers:
             worker.teardown()
-        if server is None:
-            delete_queue(place)
+        delete_queue(place)
     finally:
         if server is not None:
             server.teardown()
@@ -163,22 +161,8 @@ def crew(request, start_shared, valkey):
 @pytest.fixture
 def place(crew, request):
     request.node.place = crew
-
-    def ready():
-        containers = [worker.container for worker in crew.workers]
-        return [one for one in containers if one.status == "running" and one.ready_text in one.logs()]
-
-    wait_until(lambda: len(ready()) >= NEEDED, 45, "two workers are ready")
+    wait_for_workers(crew, NEEDED)
     return crew
-
-
-def revive(place):
-    """Start again each worker that is dead; the next test waits until it is ready."""
-    for worker in place.workers:
-        if worker.container.status == "exited":
-            worker.container.teardown()
-            worker.container._log_path.write_bytes(b"")
-            worker.container.start()
 
 
 @pytest.fixture(scope="module")
@@ -218,18 +202,19 @@ def test_a_worker_dies_and_another_goes_on(place, cell):
         assert due_at(place, victim.id) < 10.1, "it comes up again by itself"
     if cell.point.startswith(("finish", "publish", "result", "settle", "release:after", "sweep")):
         let_patience_end(place, victim.id)
-    if not victim.holder:
-        revive(place)
-    victim.judge()
     revive(place)
+    victim.judge()
 
 
 @pytest.mark.parametrize("point", IN_A_PUBLISHER)
 def test_a_publisher_dies_and_publishes_again_under_the_same_id(place, point, key):
     arm(place.ledger, point, "child", key)
     code = "import sys, crash_app; crash_app.app.tasks['protected_app.work'].apply_async(sys.argv[1:], task_id=sys.argv[1])"
-    kept = ("broker_url", "result_backend", "singleflight_url", "task_default_queue", "task_queues")
-    config = {name: place.app.conf[name] for name in kept}
+    config = {
+        name: value
+        for name, value in place.app.conf.items()
+        if name.startswith(("broker_url", "result_backend", "singleflight_", "task_default_", "task_queues", "worker_detect"))
+    }
     environment = {
         **os.environ,
         "CELERY_TEST_CONFIG": json.dumps({**config, "crash_points": True}),

@@ -2,18 +2,68 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
+from crash_points import DEATHS
 from nodes import wait_until
 from redis import Redis
+
+
+def worker_of(place: Any, pid: int) -> Any:
+    """The worker whose pool this process belongs to."""
+    return next(worker for worker in place.workers if pid == worker.container.pid or pid in worker.container.children())
+
+
+def kill_worker(place: Any, pid: int) -> float:
+    """Kill the worker with all its processes, as a machine that dies does. Returns when."""
+    container = worker_of(place, pid).container
+    children = container.children()
+    at = time.monotonic()
+    os.killpg(container.pid, signal.SIGKILL)
+    for child in children:
+        place.ledger.write(DEATHS, "died", pid=child, task_id="")
+    container.process.wait(10)
+    return at
+
+
+def kill_child(place: Any, pid: int) -> None:
+    """Kill one process of a pool."""
+    os.kill(pid, signal.SIGKILL)
+    place.ledger.write(DEATHS, "died", pid=pid, task_id="")
+
+
+def revive(place: Any) -> None:
+    """Start again each worker that is dead; it takes a moment until it is ready."""
+    for worker in place.workers:
+        if worker.container.status == "exited":
+            worker.container.teardown()
+            worker.container._log_path.write_bytes(b"")
+            worker.container.start()
+
+
+def wait_for_workers(place: Any, count: int) -> None:
+    """Wait until so many workers are ready."""
+
+    def ready() -> int:
+        return sum(
+            one.status == "running" and one.ready_text in one.logs() for one in (worker.container for worker in place.workers)
+        )
+
+    wait_until(lambda: ready() >= count, 45, f"{count} workers are ready")
 
 
 def record_of(place: Any, task_id: str) -> dict[str, str]:
     """What the store knows of a trigger; {} when it knows nothing."""
     store = place.store()
     name = next(store.scan_iter(f"*:trigger:*:{task_id}", count=1000), None)
-    return {} if name is None else {field.decode(): value.decode(errors="replace") for field, value in store.hgetall(name).items()}
+    return (
+        {} if name is None else {field.decode(): value.decode(errors="replace") for field, value in store.hgetall(name).items()}
+    )
 
 
 def live_lines(place: Any, key: str) -> list[str]:
@@ -83,7 +133,23 @@ def messages_with(place: Any, text: str) -> int:
         return sum(text.encode() in message for message in [*client.lrange(queue, 0, -1), *client.hvals("unacked")])
 
 
+def queue_on_rabbitmq(url: str, kind: str) -> dict[str, Any]:
+    """Settings for a queue of its own, "classic" or "quorum"; for the latter as Celery wants it, with native delays."""
+    name = f"q-{uuid4().hex[:8]}"
+    queue = {"exchange": name, "routing_key": name, "queue_arguments": {"x-queue-type": kind}}
+    settings = {"broker_url": url, "task_default_queue": name, "task_queues": {name: queue}}
+    if kind == "quorum":
+        queue |= {"exchange_type": "topic", "routing_key": "work.#"}
+        settings |= {"task_default_exchange": name, "task_default_exchange_type": "topic"}
+        settings |= {"task_default_routing_key": "work.some", "worker_detect_quorum_queues": True}
+    return settings
+
+
 def delete_queue(place: Any) -> None:
-    """Leave nothing behind in a broker that is not the tests' own."""
+    """Leave nothing behind in a RabbitMQ, which is not the tests' own."""
+    if is_on_redis(place):
+        return
+    name = place.app.conf.task_default_queue
     with place.app.connection_for_read() as connection:
-        connection.default_channel.queue_delete(place.app.conf.task_default_queue)
+        connection.default_channel.queue_delete(name)
+        connection.default_channel.exchange_delete(name)

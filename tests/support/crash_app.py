@@ -9,13 +9,15 @@ import signal
 import sys
 import time
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import crash_points
 import protected_app
-from celery import Celery
 
 from celery_singleflight import LeaseLost, SingleflightTask, signals
+
+if TYPE_CHECKING:
+    from celery import Celery
 
 
 def make_app(config: dict[str, Any], directory: str) -> Celery:
@@ -101,6 +103,13 @@ def add_tasks(app):  # noqa: C901, PLR0915, one task after the other
         """The rest of a chain: with its lock key of its own it happens once, however often it is sent."""
         body(self, f"{key}-tail")
         return [before, "tail"]
+
+    @task(name="protected_app.which_run")
+    def which_run(self, key, gate):
+        """Return the number of the attempt, when the gate of this attempt is open."""
+        attempt = self.execution.attempt
+        body(self, key, gate=f"{gate}-{attempt}", attempt=attempt)
+        return attempt
 
     def say_danger(lease, remaining, **_):
         ledger.write(lease.lock_key, "danger", remaining=remaining)

@@ -84,10 +84,14 @@ def install(app: Celery) -> None:
     at = _Points(app.ledger)
     around = at.around
 
-    around(app.amqp, "send_task_message", "publish:before", "publish:after", lambda _, __, message, **___: [message.headers["id"]])
+    around(
+        app.amqp, "send_task_message", "publish:before", "publish:after", lambda _, __, message, **___: [message.headers["id"]]
+    )
     around(Store, "enter", "enter:before", "enter:after", lambda _, claim: [claim.record.task_id])
     around(Store, "finish", "", "finish:after", lambda _, __, record, *___, **____: [record.task_id])
-    around(Store, "settle", "settle:before", "settle:after", lambda _, ended: [record.task_id for record, _, done in ended if done])
+    around(
+        Store, "settle", "settle:before", "settle:after", lambda _, ended: [record.task_id for record, _, done in ended if done]
+    )
     around(Backend, "mark_as_done", "result:before", "result:after", lambda _, task_id, *__, **___: [task_id])
     around(Request, "acknowledge", "ack:before", "ack:after", lambda request: [request.id])
     around(
@@ -98,7 +102,12 @@ def install(app: Celery) -> None:
     around(Departure, "conclude", "", "conclude:after", lambda departure, *_, **__: [departure._request.id])
     around(Store, "due", "", "sweep:after-look", found=lambda records: [record.task_id for record in records])
     around(
-        Store, "rescue", "", "sweep:after-handout", lambda _, record: [record.task_id], found=lambda handout: [] if handout else None
+        Store,
+        "rescue",
+        "",
+        "sweep:after-handout",
+        lambda _, record: [record.task_id],
+        found=lambda handout: [] if handout else None,
     )
     around(sweeper, "publish_again", "", "sweep:after-publish", found=lambda task_id: [task_id])
 
