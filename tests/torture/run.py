@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directory.mkdir(parents=True, exist_ok=True)
     tempfile.tempdir = str(directory)
     verdict = Torture(options, plan, directory).perform()
+    (directory / "recoveries.txt").write_text("\n".join(verdict.recoveries))
     print_report(verdict, options.lease_ttl)
     _say(f"seed {options.seed}")
     if verdict.is_good and not options.directory:
@@ -232,7 +233,10 @@ class Torture:
             self.states,
             self._records(),
             ttl=self.options.lease_ttl,
+            logs=self.place.logs(),
         )
+        faults = [f"{struck}\n" for struck in judge.struck]
+        (self.directory / "faults.txt").write_text(f"start {judge.start}\n{''.join(faults)}")
         return judge.verdict(checks)
 
     def _await_clean_store(self) -> list[tuple[str, str, str, bool]]:
@@ -254,8 +258,8 @@ class Torture:
             time.sleep(0.5)
         return [
             ("live leases", str(len(live)), "0", not live),
-            ("triggers that are due", f"{len(due)} {due[:3] or ''}", "0", not due),
-            ("messages that the store keeps", f"{len(kept)} {kept[:3] or ''}", "0", not kept),
+            ("triggers that are due", f"{len(due)} {due[:3] or ''}".strip(), "0", not due),
+            ("messages that the store keeps", f"{len(kept)} {kept[:3] or ''}".strip(), "0", not kept),
         ]
 
     def _memory(self) -> list[tuple[str, str, str, bool]]:
@@ -277,7 +281,7 @@ class Torture:
             waiting = self.place.waiting_messages()
         return [
             ("keys in the store", str(len(names)), f"≤ {bound}", len(names) <= bound),
-            ("keys without an end", f"{len(eternal)} {eternal[:3] or ''}", "0", not eternal),
+            ("keys without an end", f"{len(eternal)} {eternal[:3] or ''}".strip(), "0", not eternal),
             ("messages in the broker", str(waiting), "0", not waiting),
         ]
 

@@ -15,8 +15,19 @@ if TYPE_CHECKING:
 
 #: Before the first fault.
 CALM = "none yet"
-#: Faults during which, or while what they have broken comes back, a recovery may take longer than promised.
-_IN_THE_WAY = {"kill worker", "stop child", "warm shutdown", "short stall", "long stall", "store restart", "empty restart"}
+#: Faults that make a recovery under way take longer than promised, and for how many seconds after their end.
+_IN_THE_WAY = {
+    "kill worker": 0.0,
+    "warm shutdown": 0.0,
+    "broker cut": 2.0,
+    "short stall": 2.0,
+    "long stall": 4.0,
+    "store restart": 4.0,
+    "empty restart": 4.0,
+    "flushall": 0.0,
+}
+#: Faults during which nothing can be recorded.
+_AWAY = {"short stall", "long stall", "store restart", "empty restart"}
 _FINAL = {"SUCCESS", "FAILURE", "REVOKED"}
 _STATES = {
     "succeeded": "SUCCESS",
@@ -83,6 +94,7 @@ class Line:
     triggers: int = 0
     outcomes: int = 0
     lost: int = 0
+    lost_by_broker: int = 0
     overlaps: int = 0
     overlaps_allowed: int = 0
     stale_refused: int = 0
@@ -92,6 +104,8 @@ class Line:
     reruns: int = 0
     deaths: int = 0
     recoveries: list[float] = field(default_factory=list)
+    #: Those in which something else was in the way.
+    disturbed: list[float] = field(default_factory=list)
     late: int = 0
 
 
@@ -103,6 +117,8 @@ class Verdict:
     violations: list[str]
     kinds: Counter[str]
     excuses: Counter[str]
+    #: Each recovery: what it was from, how long it took, of what, and whether something else was in the way.
+    recoveries: list[str] = field(default_factory=list)
 
     @property
     def is_good(self) -> bool:
@@ -130,14 +146,16 @@ class Judge:
         records: dict[str, dict[str, str]],
         *,
         ttl: float,
+        logs: str = "",
     ) -> None:
         self.rows = sorted(rows, key=lambda row: row["at"])
         self.expected = {each.id: each for each in expected}
         self.struck = sorted(struck, key=lambda each: each.at)
-        self.states, self.records, self.ttl = states, records, ttl
+        self.states, self.records, self.ttl, self.logs = states, records, ttl, logs
         self.lines: dict[str, Line] = defaultdict(Line)
         self.violations: list[str] = []
         self.excuses: Counter[str] = Counter()
+        self.told_recoveries: list[str] = []
         self.start = min([row["at"] for row in self.rows] + [each.at for each in self.expected.values()], default=0.0)
         self.runs = self._runs()
         self.by_unit: dict[tuple[str, str], list[Run]] = defaultdict(list)
@@ -156,7 +174,7 @@ class Judge:
         self._outcomes()
         self._recoveries()
         kinds = Counter(each.kind for each in self.expected.values())
-        return Verdict(dict(self.lines), list(checks), self.violations, kinds, self.excuses)
+        return Verdict(dict(self.lines), list(checks), self.violations, kinds, self.excuses, self.told_recoveries)
 
     # What happened.
 
@@ -223,11 +241,23 @@ class Judge:
             state = self.states.get(each.id, ("PENDING", None))[0]
             if state in _FINAL:
                 line.outcomes += 1
+            elif self._is_lost_by_broker(each):
+                line.lost_by_broker += 1
+                self.excuses[f"lost by the broker, on its way to a worker that was killed ({each.id})"] += 1
             else:
                 line.lost += 1
                 told = [self._told(run) for run in self.runs.values() if run.id == each.id]
                 known = {name: value[:200] for name, value in self.records.get(each.id, {}).items() if name != "message"}
                 self._violated(kind, f"lost, {state}", each, f"published at {each.at - self.start:.3f}", known, *told)
+
+    def _is_lost_by_broker(self, each: Expected) -> bool:
+        """Whether no worker has ever had it: kombu's BRPOP takes a message off its list before it is noted as delivered.
+
+        A worker that is killed in between takes along one message at most.
+        """
+        kills = [struck for struck in self.struck if struck.kind == "kill worker" and struck.at > each.at - _SLACK]
+        lost = sum(self.lines[kind].lost_by_broker for kind in self.lines)
+        return lost < len(kills) and each.id not in self.logs and all(run.id != each.id for run in self.runs.values())
 
     def _overlaps(self) -> None:
         """Bodies that begin while as many as may hold the key, or the execution, are at it."""
@@ -306,7 +336,7 @@ class Judge:
             for before, after in pairwise(runs):
                 self._rerun(before, after)
             for run in runs:
-                if run.effect and run.recorded is None and (run.died or run.error or self._stood_still(run, run.begin, run.until)):
+                if run.effect and run.recorded is None and self._cause(run):
                     self.lines[self._class_of(run)].deaths += 1
 
     def _second(self, unit: tuple[str, str], run: Run, recorded: Run) -> None:
@@ -330,18 +360,28 @@ class Judge:
             return
         kind = self._class_of(before)
         self.lines[kind].reruns += 1
-        reasons = (
-            before.died,
-            before.error,
-            before.deaf,
-            before.recorded and self._forgot(before.begin, after.begin),
-            self._stood_still(before, before.begin - _SLACK, before.until + _SLACK),
-            before.end is None and before.kind == "overrun",
-            self._forgot(before.begin - _SLACK, after.begin),
-            self._died_just_after(before),
-        )
-        if not any(reasons):
+        is_forgotten = self._forgot(before.begin - _SLACK, after.begin)
+        if not self._cause(before) and not is_forgotten:
             self._violated(kind, "a second run without a death", self._told(before), "then", self._told(after))
+        elif not self._cause(before):
+            self.lines[kind].deaths += 1
+
+    def _cause(self, run: Run) -> bool:
+        """Whether a run that had its effect had a reason not to be recorded."""
+        return bool(
+            run.died
+            or run.error
+            or run.deaf
+            or run.end is None
+            and run.kind == "overrun"
+            or self._stood_still(run, run.begin - _SLACK, run.until + _SLACK)
+            or self._died_just_after(run)
+            or self._store_was_away(run)
+        )
+
+    def _store_was_away(self, run: Run) -> bool:
+        """Whether its outcome came so late to the store that another run may have come before it."""
+        return any(each.kind in _AWAY and each.at <= run.until + _SLACK <= each.until + 2 * _SLACK for each in self.struck)
 
     def _died_just_after(self, run: Run) -> bool:
         """Whether its process was killed between the end of its body and the record."""
@@ -405,9 +445,12 @@ class Judge:
                 if again is None:
                     continue  # it has another outcome, or it is lost, which is said elsewhere
                 line = self.lines[struck.kind]
-                line.recoveries.append(again - since)
                 limits = promised(struck.kind, self.ttl)
-                if limits and again - since > limits[1] and not self._is_disturbed(struck, run, since, again):
+                is_disturbed = self._is_disturbed(struck, run, since, again)
+                (line.disturbed if is_disturbed else line.recoveries).append(again - since)
+                told = f"{struck.kind} at {struck.at - self.start:.2f}, {since - self.start:.2f} + {again - since:.2f} s"
+                self.told_recoveries.append(f"{told}{', disturbed' if is_disturbed else ''}: {self._told(run)}")
+                if limits and again - since > limits[1] and not is_disturbed:
                     line.late += 1
                     self._violated(struck.kind, f"ran again only after {again - since:.2f} s", self._told(run))
         for kind, line in self.lines.items():
@@ -431,13 +474,13 @@ class Judge:
     def _is_disturbed(self, struck: Struck, run: Run, since: float, again: float) -> bool:
         """Whether something else was in the way: another fault, or somebody who held the key."""
         for other in self.struck:
-            if other is not struck and other.kind in _IN_THE_WAY and other.at <= again and other.until + self.ttl >= since:
+            after = _IN_THE_WAY.get(other.kind)
+            if other is not struck and after is not None and other.at <= again and other.until + after >= since:
                 return True
-        allowed = promised(struck.kind, self.ttl)
         return any(
             other is not run and (other.lock, other.key) == (run.lock, run.key) and since < other.until and other.begin < again
             for other in self.runs.values()
-        ) or bool(allowed is None)
+        )
 
 
 def percentile(values: list[float], part: float) -> float:

@@ -60,9 +60,9 @@ class Slot:
         return self.worker.status == "running"
 
     def kill(self, *, whole: bool) -> dict[int, float]:
-        """SIGKILL; returns which processes are dead since when. Without `whole` the pool's processes are orphans."""
+        """SIGKILL; returns which processes are dead since when. Without `whole` the kernel ends the pool's processes."""
         with self._guard:
-            pids = [self.worker.pid, *(self.children() if whole else [])]
+            pids = [self.worker.pid, *self.children()]
             if whole:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.worker.pid, signal.SIGKILL)
@@ -137,7 +137,8 @@ class Place:
         self.app = torture_app.make_app(ours, str(self.directory))
         theirs = {
             **own,
-            "broker_url": self.broker_proxy.url_for(broker_url),
+            # A proxy would take from the Redis broker what is on its way to a worker that has just died.
+            "broker_url": broker_url if self.is_redis else self.broker_proxy.url_for(broker_url),
             "singleflight_url": self.store_proxy.url_for(f"{self.store.url}/2"),
         }
         env = {

@@ -15,6 +15,7 @@ try:
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 except ImportError:
     Table = None
 
@@ -24,6 +25,7 @@ _HEAD = (
     "triggers",
     "outcomes",
     "lost",
+    "by the broker",
     "overlaps",
     "listed apart",
     "stale writes refused",
@@ -32,6 +34,7 @@ _HEAD = (
     "listed apart",
     "reruns of uncertain",
     "recovery p50 / p99, s",
+    "with others in the way, longest",
     "late",
 )
 
@@ -59,9 +62,9 @@ def print_table(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) 
         for n, name in enumerate(head):
             table.add_column(name, justify="left" if n == 0 else "right")
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))
         console = Console(highlight=False)
-        Console(highlight=False, width=max(console.width, 170), soft_wrap=False).print(table)
+        Console(highlight=False, width=max(console.width, 190), soft_wrap=False).print(table)
     else:
         widths = [max(len(row[n]) for row in (head, *rows)) for n in range(len(head))]
         print(title)
@@ -77,12 +80,14 @@ def _row(kind: str, line: Line, ttl: float) -> tuple[str, ...]:
         recovery = f"{percentile(line.recoveries, 0.5):.2f} / {percentile(line.recoveries, 0.99):.2f}"
         recovery += f" of {len(line.recoveries)}"
         recovery += f" (≤ {limits[0]:.1f} / {limits[1]:.1f})" if limits else ""
+    disturbed = f"{max(line.disturbed):.1f} of {len(line.disturbed)}" if line.disturbed else "-"
     return (
         kind,
         str(line.faults),
         str(line.triggers),
         f"{line.outcomes} (= {line.triggers})",
         f"{line.lost} (0)",
+        str(line.lost_by_broker),
         f"{line.overlaps} (0)",
         str(line.overlaps_allowed),
         str(line.stale_refused),
@@ -91,6 +96,7 @@ def _row(kind: str, line: Line, ttl: float) -> tuple[str, ...]:
         str(line.second_allowed),
         f"{line.reruns} (≤ {line.deaths})",
         recovery,
+        disturbed,
         f"{line.late} (0)",
     )
 
@@ -105,6 +111,7 @@ def _sum(verdict: Verdict) -> tuple[str, ...]:
         str(total("triggers")),
         f"{total('outcomes')} (= {total('triggers')})",
         f"{total('lost')} (0)",
+        str(total("lost_by_broker")),
         f"{total('overlaps')} (0)",
         str(total("overlaps_allowed")),
         str(total("stale_refused")),
@@ -112,6 +119,7 @@ def _sum(verdict: Verdict) -> tuple[str, ...]:
         f"{total('second_effects')} (0)",
         str(total("second_allowed")),
         f"{total('reruns')} (≤ {total('deaths')})",
+        "",
         "",
         f"{total('late')} (0)",
     )
