@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kombu.asynchronous import get_event_loop
 
 from celery_singleflight.custody import GRACE
 from celery_singleflight.errors import SingleflightError
+from celery_singleflight.results import encode_error
 from celery_singleflight.trigger import Trigger
 
 if TYPE_CHECKING:
@@ -47,13 +49,17 @@ class Departure:
             store, claim = self._place
             self._try(lambda: store.abandon(claim.owner, claim.record, again=GRACE, died=died))
 
-    def conclude(self, outcome: Outcome, reason: str, *, is_gone: bool) -> None:
-        """Record an outcome that Celery has decided on; the lease is released if the process is gone."""
+    def conclude(self, outcome: Outcome, reason: str, *, is_gone: bool, error: Exception | None = None) -> None:
+        """Record an outcome that Celery has decided on; the lease is released if the process is gone.
+
+        With an `error` Celery is still to store it and to send what follows; until the same is said without one, others may do
+        it.
+        """
         if self._place:
             store, claim = self._place
-            keep = claim.keep
-            reasons = json.dumps([reason])
-            self._try(lambda: store.conclude(claim.owner, claim.record, outcome, reason=reasons, keep=keep, release=is_gone))
+            conclude = partial(store.conclude, claim.owner, claim.record, outcome, keep=claim.keep, release=is_gone)
+            encoded = None if error is None else encode_error(self._request.task.app, error)
+            self._try(lambda: conclude(reason=json.dumps([reason]), error=encoded))
 
     def when_gone(self, pid: int | None, act: Any) -> None:
         """Call `act` once no process has that id any more; a lease whose holder lives is never released."""

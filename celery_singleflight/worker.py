@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.worker import state
@@ -13,6 +13,9 @@ from celery_singleflight import headers as header
 from celery_singleflight.claims import Outcome
 from celery_singleflight.departure import Departure
 from celery_singleflight.trigger import new_owner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ("RequestClass",)
 
@@ -58,8 +61,7 @@ class _OwnerPerDelivery:
         error = getattr(exc_info.exception, "exc", exc_info.exception)
         forward = partial(super().on_failure, exc_info, *args, **kwargs)  # type: ignore[misc]
         if isinstance(error, TimeLimitExceeded):
-            self._end_at_time_limit()
-            return forward()
+            return self._end_at_time_limit(error, forward)
         if isinstance(error, Terminated) and not self._is_cancelled:
             Departure(self).conclude(Outcome.REVOKED, "terminated", is_gone=True)
             return forward()
@@ -91,7 +93,7 @@ class _OwnerPerDelivery:
         """Whether the worker has stopped the run itself, and the message is not acknowledged."""
         return bool(getattr(self, "_already_cancelled", False))
 
-    def _end_at_time_limit(self) -> None:
+    def _end_at_time_limit(self, error: Exception, forward: Callable[[], Any]) -> Any:
         """Record the failure now, and release the lease when the process, which still lives, has been killed."""
         departure, task = Departure(self), self.task
         pid = getattr(self, "worker_pid", None)
@@ -100,7 +102,12 @@ class _OwnerPerDelivery:
             acks = task.acks_on_failure_or_timeout
         if task.acks_late and not acks:
             departure.when_gone(pid, partial(departure.give_back, died=True))
-            return
+            return forward()
         end = partial(departure.conclude, Outcome.FAILED, "the hard time limit passed")
-        end(is_gone=False)
-        departure.when_gone(pid, partial(end, is_gone=True))
+        end(is_gone=False, error=error)
+        departure.when_gone(pid, partial(end, is_gone=True, error=error))
+        # Celery acknowledges the message, then stores the failure; a worker that is about to go does not store it.
+        result = forward()
+        if not state.should_terminate:
+            end(is_gone=False)
+        return result

@@ -16,7 +16,7 @@
 -- ARGV[10] content_encoding  of the body
 -- ARGV[11] body       the error; empty for none
 --
--- Returns {"concluded"}  recorded, also when asked again with the same owner token
+-- Returns {"concluded"}  recorded; also when asked again with the same owner token, which may release and settle
 --      or {"refused", outcome}  the trigger has this outcome already, or is not known; or another delivery runs it, and
 --         outcome is empty
 
@@ -27,8 +27,17 @@ local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local separate = execution ~= trigger
 
+local function settle()
+  redis.call('HSET', trigger, 'settled', '1')
+  redis.call('HDEL', trigger, 'message')
+  redis.call('ZREM', due, member)
+end
+
 local done, by = unpack(redis.call('HMGET', trigger, 'outcome', 'concluded_by'))
 if by == owner then
+  if patience_ms == '' then
+    settle()
+  end
   return {'concluded'}
 end
 if done or redis.call('EXISTS', trigger) == 0 then
@@ -41,15 +50,13 @@ end
 if separate and holder == owner then
   redis.call('DEL', execution)
 end
--- Its run, should it still live, is refused; unless it is the run itself that tells.
-local by_run = patience_ms == '' and '' or owner
+-- Its run, should it still live, is refused; unless it is the run itself that tells, and releases its lease.
+local by_run = (patience_ms == '' or release ~= '1') and '' or owner
 redis.call('HSET', trigger, 'owner', '', 'outcome', outcome, 'reason', reason, 'by', by_run, 'concluded_by', owner,
            'ended_ms', string.format('%.0f', now), 'content_type', content_type, 'content_encoding', content_encoding,
            'body', body)
 if patience_ms == '' then
-  redis.call('HSET', trigger, 'settled', '1')
-  redis.call('HDEL', trigger, 'message')
-  redis.call('ZREM', due, member)
+  settle()
 elseif redis.call('HEXISTS', trigger, 'message') == 1 then
   redis.call('ZADD', due, string.format('%.0f', now + patience_ms), member)
 end
