@@ -8,7 +8,6 @@ The same seed gives the same triggers and the same schedule of faults. Exit code
 from __future__ import annotations
 
 import argparse
-import contextlib
 import random
 import shutil
 import signal
@@ -20,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "support")]
 
-from torture_evidence import Reader
-from torture_faults import Injector
-from torture_judge import Expected, Judge, Verdict
-from torture_place import Place
-from torture_plan import FAULTS, Plan, Planned, make_plan
-from torture_report import print_report
-from torture_sabotage import SABOTAGES
+from torture_evidence import Reader  # noqa: E402
+from torture_faults import Injector  # noqa: E402
+from torture_judge import Expected, Judge, Verdict  # noqa: E402
+from torture_place import Place  # noqa: E402
+from torture_plan import FAULTS, Plan, Planned, make_plan  # noqa: E402
+from torture_report import print_report, say  # noqa: E402
+from torture_sabotage import SABOTAGES  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,15 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.seed = random.randrange(10**6)
     kinds = _kinds(options)
     seconds = options.seconds or options.minutes * 60
-    plan = make_plan(
-        options.seed, seconds, kinds, rate=options.rate, keys=options.keys, ttl=options.lease_ttl, gap=options.gap
-    )
+    plan = make_plan(options.seed, seconds, kinds, rate=options.rate, keys=options.keys, ttl=options.lease_ttl, gap=options.gap)
     store = "with" if options.persistence else "without"
-    _say(f"seed {options.seed}, plan {plan.digest()}: {len(plan.triggers)} triggers and {len(plan.faults)} faults in")
-    _say(f"{seconds:.0f} s, broker {options.broker}, store {store} persistence, sabotage: {options.sabotage or 'none'}")
+    say(f"seed {options.seed}, plan {plan.digest()}: {len(plan.triggers)} triggers and {len(plan.faults)} faults in")
+    say(f"{seconds:.0f} s, broker {options.broker}, store {store} persistence, sabotage: {options.sabotage or 'none'}")
     if options.plan:
         for fault in plan.faults:
-            _say(f"{fault.at:7.2f} s  {fault.kind:15}  {fault.seconds:.2f} s  {FAULTS[fault.kind]}")
+            say(f"{fault.at:7.2f} s  {fault.kind:15}  {fault.seconds:.2f} s  {FAULTS[fault.kind]}")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     directory = Path(options.directory or tempfile.mkdtemp(prefix="sf-torture-"))
@@ -60,11 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verdict = Torture(options, plan, directory).perform()
     (directory / "recoveries.txt").write_text("\n".join(verdict.recoveries))
     print_report(verdict, options.lease_ttl)
-    _say(f"seed {options.seed}")
+    say(f"seed {options.seed}")
     if verdict.is_good and not options.directory:
         shutil.rmtree(directory, ignore_errors=True)
     else:
-        _say(f"evidence and logs: {directory}")
+        say(f"evidence and logs: {directory}")
     return 0 if verdict.is_good else 1
 
 
@@ -128,9 +125,9 @@ class Torture:
             self.injector = Injector(self.place, self.reader, self.publish_again)
             self._play()
             self.injector.wait()
-            _say("the faults are over; everything has to end now")
+            say("the faults are over; everything has to end now")
             drained_in = self._drain()
-            _say(f"ended in {drained_in:.1f} s; at most {self.most_waiting} triggers were behind")
+            say(f"ended in {drained_in:.1f} s; at most {self.most_waiting} triggers were behind")
             return self._judge(drained_in)
         finally:
             (self.directory / "workers.log").write_text(self.place.logs())
@@ -151,7 +148,7 @@ class Torture:
                 self._look()
                 behind = len(self._open())
                 self.most_waiting = max(self.most_waiting, behind)
-                _say(f"{step.at:5.0f} s: {len(self.expected)} triggers, {behind} without an outcome yet")
+                say(f"{step.at:5.0f} s: {len(self.expected)} triggers, {behind} without an outcome yet")
 
     def _publish(self, planned: Planned) -> None:
         tasks = self.place.app.tasks
@@ -213,7 +210,7 @@ class Torture:
             if self.place.is_redis and time.monotonic() > turn:
                 turn = time.monotonic() + _STORES_TURN
                 count = self.place.deliver_again(1.0)
-                _say(f"{len(self._open())} without an outcome; the broker gives out {count} messages again")
+                say(f"{len(self._open())} without an outcome; the broker gives out {count} messages again")
             time.sleep(0.25)
         return time.monotonic() - start
 
@@ -293,14 +290,11 @@ class Torture:
                 pipe.hgetall(name)
             found = pipe.execute()
         return {
-            name.decode().rpartition(":")[2]: {field.decode(): value.decode(errors="replace") for field, value in record.items()}
+            name.decode().rpartition(":")[2]: {
+                field.decode(): value.decode(errors="replace") for field, value in record.items()
+            }
             for name, record in zip(names, found, strict=True)
         }
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        print(text, flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from functools import partial
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
 from celery import Celery
@@ -31,7 +31,7 @@ class Body:
         self.run = Body.last = uuid4().hex[:16]
         self.lock = task.lock_name or task.name
 
-    def __enter__(self) -> Body:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:

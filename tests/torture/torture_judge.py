@@ -178,7 +178,7 @@ class Judge:
 
     # What happened.
 
-    def _runs(self) -> dict[str, Run]:
+    def _runs(self) -> dict[str, Run]:  # noqa: C901, one kind of row after the other
         runs: dict[str, Run] = {}
         for row in self.rows:
             if row["what"] == "begin":
@@ -349,7 +349,9 @@ class Judge:
             excuse = "was told that its lease is lost, and went on"
         else:
             self.lines[kind].second_effects += 1
-            self._violated(kind, f"second effect of {unit} after a durable record", self._told(run), "after", self._told(recorded))
+            self._violated(
+                kind, f"second effect of {unit} after a durable record", self._told(run), "after", self._told(recorded)
+            )
             return
         self.lines[kind].second_allowed += 1
         self.excuses[f"second effect: {excuse}"] += 1
@@ -372,8 +374,7 @@ class Judge:
             run.died
             or run.error
             or run.deaf
-            or run.end is None
-            and run.kind == "overrun"
+            or (run.end is None and run.kind == "overrun")
             or self._stood_still(run, run.begin - _SLACK, run.until + _SLACK)
             or self._died_just_after(run)
             or self._store_was_away(run)
@@ -398,7 +399,7 @@ class Judge:
                 return struck.kind
         return self.class_at(run.until)
 
-    def _outcomes(self) -> None:
+    def _outcomes(self) -> None:  # noqa: C901, one rule after the other
         """Each trigger has one outcome, the same for Celery and the store, and the value of the run that counts."""
         ended: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for row in self.rows:
@@ -467,9 +468,10 @@ class Judge:
                 since, until = struck.stopped[run.pid]
                 if run.begin <= since <= run.until and run.until >= until and since + self.ttl < until:
                     yield run, since
-            elif not struck.killed and not struck.stopped and run.error == "LeaseLost" and run.end:
-                if struck.at <= run.end <= struck.until + self.ttl and self._class_of(run) == struck.kind:
-                    yield run, max(run.end, struck.until)
+            elif struck.killed or struck.stopped or run.error != "LeaseLost" or self._class_of(run) != struck.kind:
+                continue
+            elif struck.at <= run.until <= struck.until + self.ttl:
+                yield run, max(run.until, struck.until)
 
     def _is_disturbed(self, struck: Struck, run: Run, since: float, again: float) -> bool:
         """Whether something else was in the way: another fault, or somebody who held the key."""

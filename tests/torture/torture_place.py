@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import redis
 import torture_app
-from nodes import PACKAGE, SUPPORT, ValkeyContainer, WorkerContainer, wait_until
+from nodes import SUPPORT, ValkeyContainer, WorkerContainer, wait_until
 from proxy import Proxy
 
 #: Of a persistent store: a reply is sent when what it says is on disk.
@@ -145,7 +145,7 @@ class Place:
             "TORTURE_CONFIG": json.dumps(theirs),
             "TORTURE_DIRECTORY": str(self.directory),
             "TORTURE_SABOTAGE": sabotage,
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(SUPPORT), str(PACKAGE)]),
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
         }
         self.slots = [self._add(Slot(f"t{n}-{uuid4().hex[:6]}", theirs, env, concurrency)) for n in range(workers)]
         for slot in self.slots:

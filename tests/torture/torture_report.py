@@ -46,14 +46,14 @@ def print_report(verdict: Verdict, ttl: float) -> None:
     print_table("Verdict by the class of the last fault before it", _HEAD, rows)
     checks = [(what, found, allowed, "yes" if is_good else "NO") for what, found, allowed, is_good in verdict.checks]
     print_table("At the end", ("what", "found", "allowed", "good"), checks)
-    print("triggers:", ", ".join(f"{count} {kind}" for kind, count in sorted(verdict.kinds.items())))
+    say("triggers: " + ", ".join(f"{count} {kind}" for kind, count in sorted(verdict.kinds.items())))
     for excuse, count in sorted(verdict.excuses.items()):
-        print(f"listed apart: {count} x {excuse}")
+        say(f"listed apart: {count} x {excuse}")
     for violation in verdict.violations[:40]:
-        print("VIOLATION", violation)
+        say(f"VIOLATION {violation}")
     if len(verdict.violations) > 40:
-        print(f"... and {len(verdict.violations) - 40} more")
-    print("The verdict is", "good: all is within the guarantees." if verdict.is_good else "RED.")
+        say(f"... and {len(verdict.violations) - 40} more")
+    say(f"The verdict is {'good: all is within the guarantees.' if verdict.is_good else 'RED.'}")
 
 
 def print_table(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
@@ -67,9 +67,13 @@ def print_table(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) 
         Console(highlight=False, width=max(console.width, 190), soft_wrap=False).print(table)
     else:
         widths = [max(len(row[n]) for row in (head, *rows)) for n in range(len(head))]
-        print(title)
+        say(title)
         for row in (head, *rows):
-            print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+            say("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 

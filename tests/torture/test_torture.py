@@ -1,0 +1,64 @@
+"""The torture run in short, and the judge of it: what breaks the package must be seen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torture_plan import FAULTS, make_plan
+
+RUN = Path(__file__).parent / "run.py"
+#: Printed by the run; to be changed when it has shown nothing for long.
+SEED = 20261129
+
+
+def torture(tmp_path, *arguments, timeout=150):
+    """Run it; return its exit code and what it said. Whatever happens, nothing of it lives on."""
+    command = [sys.executable, str(RUN), "--directory", str(tmp_path / "evidence"), *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ.copy())
+    try:
+        said, _ = process.communicate(timeout=timeout)
+    except BaseException:
+        process.send_signal(signal.SIGTERM)  # it ends its servers and workers
+        process.communicate(timeout=30)
+        raise
+    print(said)
+    return process.returncode, said
+
+
+@pytest.mark.timeout(200)
+def test_under_every_fault_nothing_is_lost_and_nothing_happens_twice(tmp_path):
+    code, said = torture(tmp_path, "--seconds", 42, "--gap", 2.8, "--seed", SEED, "--drain", 60)
+    assert f"seed {SEED}" in said
+    assert code == 0, "see the violations above; the evidence and the logs of the workers are in the directory it names"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("sabotage", "faults", "seen"),
+    [
+        ("no-renewal", "none", "overlap of one key"),
+        ("finish-without-owner", "stop child", "does not count|two outcomes|overlap of one|second effect"),
+        ("no-sweeper", "kill worker", "ran again only after"),
+        ("same-token", "none", "a token is not greater"),
+        ("no-memory", "duplicates", "after a durable record"),
+    ],
+)
+def test_a_package_that_is_broken_has_a_red_verdict(tmp_path, sabotage, faults, seen):
+    how = ("--seconds", 12, "--seed", SEED, "--keys", 6, "--gap", 1.5, "--workers", 2, "--drain", 20)
+    code, said = torture(tmp_path, "--sabotage", sabotage, "--only", faults, *how)
+    assert code == 1
+    assert any(word in said for word in seen.split("|"))
+
+
+def test_the_same_seed_makes_the_same_plan_and_another_seed_another_one():
+    def plan(seed):
+        return make_plan(seed, 120.0, list(FAULTS), rate=15.0, keys=40, ttl=2.0, gap=3.5)
+
+    assert plan(1) == plan(1)
+    assert plan(1).digest() == plan(1).digest() != plan(2).digest()
+    assert {fault.kind for fault in plan(1).faults} == set(FAULTS)
