@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from celery_singleflight.claims import Handout, Outcome, Record
-from celery_singleflight.errors import ScriptError
 from celery_singleflight.script import Script, Value, load
 
 if TYPE_CHECKING:
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from celery_singleflight.keys import KeySpace
 
 __all__ = ("GRACE", "Custody", "milliseconds")
-
-logger = logging.getLogger(__name__)
 
 _CONCLUDE: Final = load("conclude")
 _SETTLE: Final = load("settle")
@@ -93,15 +89,21 @@ class Custody:
         for places, facts in slots.values():
             self._connections.run(_SETTLE, len(places), places + facts)
 
-    def due(self, lock_names: Sequence[str], limit: int) -> list[Record]:
-        """Return up to `limit` triggers of each lock name that need to be looked at by `rescue`."""
-        calls: list[list[Value]] = [_SWEEP.arguments({"due": self.keys.due(name), "limit": limit}) for name in lock_names]
+    def due(self, lock_names: Sequence[str], *, limit: int, interval: float) -> list[Record]:
+        """Return up to `limit` triggers of each lock name that need to be looked at by `rescue`.
+
+        Of the callers of one interval, in seconds, only the first gets any.
+        """
+        slots: dict[str, list[str]] = {}
+        for name in sorted(lock_names):
+            slots.setdefault("" if self._connections.spans_slots else self.keys.root(name), []).append(name)
         found = []
-        for name, raw in zip(lock_names, self._connections.run_many(_SWEEP, len(_SWEEP.keys), calls), strict=True):
-            if isinstance(raw, ScriptError):
-                logger.error("could not look what is due of %s: %s", name, raw)
-                continue
-            found += [Record.of_member(name, member) for member in json.loads(_SWEEP.reply(raw).members)]
+        for names in slots.values():
+            places: list[Value] = [self.keys.turn(names), *map(self.keys.due, names)]
+            reply = _SWEEP.reply(self._connections.run(_SWEEP, len(places), [*places, milliseconds(interval), limit]))
+            if reply.word == "due":
+                for name, members in zip(names, json.loads(reply.members), strict=True):
+                    found += [Record.of_member(name, member) for member in members]
         return found
 
     def rescue(self, record: Record) -> Handout | None:

@@ -8,10 +8,13 @@ is recognised across the lock keys of its name.
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
 
-from celery_singleflight.canonical import canonical
+from celery_singleflight.canonical import canonical, digest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ("BUCKETS", "SCHEMA", "KeySpace", "LockKey", "LockNames", "bounded")
 
@@ -67,21 +70,26 @@ class KeySpace:
 
     def lock(self, key: LockKey) -> LockNames:
         """Names of what belongs to a lock key."""
-        root = self._root(key.name)
+        root = self.root(key.name)
         text = key.text
         return LockNames(f"{root}lease:{text}", f"{root}fence:{text}", f"{root}pace:{text}", f"{root}due:{bounded(key.name)}")
 
     def due(self, lock_name: str) -> str:
         """Name of the index in which the sweeper finds the triggers of a lock name."""
-        return f"{self._root(lock_name)}due:{bounded(lock_name)}"
+        return f"{self.root(lock_name)}due:{bounded(lock_name)}"
 
     def execution(self, lock_name: str, execution_key: str) -> str:
         """Name of the run record of an explicit execution key, scoped by the lock name."""
-        return f"{self._root(lock_name)}execution:{_part(lock_name)}:{bounded(execution_key)}"
+        return f"{self.root(lock_name)}execution:{_part(lock_name)}:{bounded(execution_key)}"
 
     def trigger(self, lock_name: str, task_id: str) -> str:
         """Name of the record of one trigger, which is its run record too when it has no explicit execution key."""
-        return f"{self._root(lock_name)}trigger:{_part(lock_name)}:{bounded(task_id)}"
+        return f"{self.root(lock_name)}trigger:{_part(lock_name)}:{bounded(task_id)}"
 
-    def _root(self, lock_name: str) -> str:
+    def turn(self, lock_names: Sequence[str]) -> str:
+        """Name of the turn that the sweepers of these lock names take; it lies in the slot of the first of them."""
+        return f"{self.root(lock_names[0])}sweep:{digest(list(lock_names))}"
+
+    def root(self, lock_name: str) -> str:
+        """Beginning of all names of a lock name, with its hash tag."""
         return self._roots[crc32(lock_name.encode()) % BUCKETS]

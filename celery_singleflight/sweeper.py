@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks, with jitter, so that workers that were started together do not all look at once.
 _INTERVAL: Final = 1.0
+#: Seconds in which one sweeper of all workers looks; not more than the shortest pause of a single one.
+_TURN: Final = 0.75
 #: Seconds after which a look is left to the next one: an event loop has other things to do.
 _LONGEST_LOOK: Final = 0.5
 #: Triggers of one lock name that are handed out in one look, at most.
@@ -62,12 +64,12 @@ class Sweeper:
         return pause * random.uniform(0.8, 1.2)  # noqa: S311, jitter
 
     def _sweep(self) -> None:
-        names = sorted(lock_names(self._app))
+        names = lock_names(self._app)
         if not names:
             return
         store = coordination(self._app).brisk_store
         give_up_at = time.monotonic() + _LONGEST_LOOK
-        for record in store.due(names, _AT_ONCE):
+        for record in store.due(sorted(names), limit=_AT_ONCE, interval=_TURN):
             if time.monotonic() > give_up_at:
                 return
             handout = store.rescue(record)

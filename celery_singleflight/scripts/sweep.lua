@@ -1,12 +1,23 @@
--- Look which triggers of a lock name need attention: their lease has ended, or nobody has sent what follows their outcome.
+-- Look which triggers need attention: their run has died, or nobody has sent what follows their outcome.
 --
--- KEYS[1] due     sorted set: trigger -> store time in ms at which the sweeper looks at it
--- ARGV[1] limit   how many to name at most, the longest overdue first
+-- Of the sweepers that ask in one interval the first gets an answer, whoever it is; the next interval asks anew.
 --
--- Returns {"due", members}  as a JSON list; nothing is changed, but that the set lives for another week
+-- KEYS[*] places  the turn, a string; then sorted sets: trigger -> store time in ms at which the sweeper looks at it
+-- ARGV[*] facts   the interval in ms; how many to name of each set at most, the longest overdue first
+--
+-- Returns {"due", members}  a JSON list of a list for each set; nothing is changed, but that the sets live for another week
+--      or {"wait", left_ms}  another sweeper has looked in this interval
 
+local interval_ms, limit = facts[1], facts[2]
+if not redis.call('SET', places[1], '1', 'NX', 'PX', interval_ms) then
+  return {'wait', redis.call('PTTL', places[1])}
+end
 local clock = redis.call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local members = redis.call('ZRANGEBYSCORE', due, '-inf', string.format('%.0f', now), 'LIMIT', 0, limit)
-redis.call('PEXPIRE', due, 604800000)
-return {'due', #members > 0 and cjson.encode(members) or '[]'}
+local now = string.format('%.0f', clock[1] * 1000 + math.floor(clock[2] / 1000))
+local found = {}
+for n = 2, #places do
+  local members = redis.call('ZRANGEBYSCORE', places[n], '-inf', now, 'LIMIT', 0, limit)
+  redis.call('PEXPIRE', places[n], 604800000)
+  found[n - 1] = #members > 0 and cjson.encode(members) or '[]'
+end
+return {'due', '[' .. table.concat(found, ',') .. ']'}
