@@ -98,6 +98,15 @@ def add_tasks(app):  # noqa: C901, PLR0915, one task after the other
     def unrescued(self, key, gate):
         body(self, key, gate=gate)
 
+    def without_store(self, key):
+        """A body that asks nothing of its lease, as it may have none."""
+        for what in ("begin", "end"):
+            ledger.write(key, what, run=self.request.id)
+        return "ran"
+
+    for policy in ("requeue", "fail", "run"):
+        task(name=f"protected_app.{policy}_without_store", store_error_policy=policy)(without_store)
+
     @task(name="protected_app.tail")
     def tail(self, before, key):
         """The rest of a chain: with its lock key of its own it happens once, however often it is sent."""

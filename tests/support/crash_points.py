@@ -2,6 +2,7 @@
 
 A point is armed for one trigger by a file beside the ledger, `crash-<point>-<how>-<task id>`. The process that succeeds in
 removing it writes that it dies, and is killed exactly there: itself (`child`), or its worker's main process first (`worker`).
+Or it only stands still there (`pause`), until the gate `resume-<task id>` is open.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ POINTS: Final = {
     "sweep:after-handout": "main",
     "sweep:after-publish": "main",
 }
-HOWS: Final = ("child", "worker")
+HOWS: Final = ("child", "worker", "pause")
 #: The ledger's key of what died.
 DEATHS: Final = "deaths"
 
@@ -165,6 +166,10 @@ class _Points:
                     self._die(point, how, task_id)
 
     def _die(self, point: str, how: str, task_id: str) -> None:
+        if how == "pause":
+            self._ledger.write(task_id, "paused", point=point)
+            self._ledger.pass_gate(f"resume-{task_id}", 60)
+            return
         self._ledger.write(DEATHS, "died", point=point, how=how, task_id=task_id)
         if how == "worker":
             os.kill(self._main, signal.SIGKILL)
