@@ -56,7 +56,7 @@ class Desk:
     ) -> Claim:
         owner = owner or uuid4().hex
         facts: dict[str, Any] = {"worker": WORKER, "run_id": f"run of {owner}", "limit": 1, "ttl": TTL, "keep": KEEP}
-        facts["on_held"] = "wait"
+        facts |= {"on_held": "wait", "task": "shop.bill"}
         return Claim(record=Record(lock_key, task_id, execution_key, has_trigger), owner=owner, **{**facts, **how})
 
     def enter(self, claim: Claim) -> Acquired | Held | Ended | Surplus:
@@ -109,16 +109,17 @@ class Desk:
     def settle(self, *claims: Claim, is_done: bool = True) -> None:
         self.store.settle([(claim.record, claim.owner, is_done) for claim in claims])
 
-    def conclude(
-        self,
-        claim: Claim,
-        outcome: Outcome = Outcome.FAILED,
-        *,
-        reason: str = '["why"]',
-        keep: float = KEEP,
-        release: bool = True,
-    ) -> bool:
-        return self.store.conclude(claim.owner, claim.record, outcome, reason=reason, keep=keep, release=release)
+    def conclude(self, claim: Claim, outcome: Outcome = Outcome.FAILED, **how: Any) -> bool:
+        facts: dict[str, Any] = {"reason": '["why"]', "keep": KEEP, "release": True}
+        return self.store.conclude(claim.owner, claim.record, outcome, **{**facts, **how})
+
+    def sweep(self, *lock_names: str, limit: int = 10) -> list[Record]:
+        """Look what is due, in an interval of its own."""
+        names = lock_names or ("billing",)
+        for name in self.keyspace.names():
+            if name.split(":")[2] == "sweep":
+                self.client.delete(name)
+        return self.store.due(names, limit=limit, interval=60.0)
 
     def rescue(self, claim: Claim) -> Handout | None:
         return self.store.rescue(claim.record)

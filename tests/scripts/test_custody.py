@@ -206,16 +206,7 @@ def test_whoever_answers_for_a_dead_delivery_is_in_custody_instead(desk, executi
     assert (desk.message(second), desk.due(second)) == (None, {})
 
 
-@pytest.mark.parametrize(
-    "execution_key",
-    [
-        None,
-        pytest.param(
-            "invoice:1", marks=pytest.mark.xfail(reason="what was answered from an execution is put into custody once more")
-        ),
-    ],
-    ids=["task id", "execution key"],
-)
+@KEYS
 def test_a_settled_trigger_takes_no_message_into_custody_again(desk, execution_key):
     claim = desk.claim(execution_key=execution_key, message=BODY)
     desk.run(claim)

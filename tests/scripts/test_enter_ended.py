@@ -6,12 +6,14 @@ import pytest
 from desk import OTHER_LOCK
 
 from celery_singleflight.claims import Acquired, Encoded, Ended, Held, Outcome, Surplus
+from celery_singleflight.errors import ExecutionKeyReused
 
 BODIES = pytest.mark.parametrize(
     "body",
     [b"null", b"0", b'""', b"false", b"", bytes(range(256))],
     ids=["None", "0", "empty text", "False", "nothing", "every byte"],
 )
+ENDED_BY = {"skip": Outcome.SKIPPED, "reject": Outcome.REJECTED}
 KEYS = pytest.mark.parametrize("execution_key", [None, "invoice:1"], ids=["task id", "execution key"])
 RAN = pytest.mark.parametrize("outcome", [Outcome.SUCCEEDED, Outcome.FAILED])
 
@@ -156,12 +158,12 @@ def test_a_completed_execution_answers_while_its_lock_key_is_held(desk):
     assert desk.enter(desk.claim("follower", execution_key="invoice:1", on_held="skip")).outcome is Outcome.SUCCEEDED
 
 
-def test_with_nothing_to_be_kept_an_answered_trigger_leaves_no_record(desk):
+def test_with_nothing_to_be_kept_an_answered_trigger_is_remembered_for_an_hour(desk):
     desk.run(desk.claim("leader", execution_key="invoice:1"))
     follower = desk.claim("follower", execution_key="invoice:1", keep=0.0)
 
     assert desk.enter(follower).outcome is Outcome.SUCCEEDED
-    assert desk.trigger(follower) == {}
+    assert 3_595_000 < desk.keyspace.ttls()[desk.trigger_name(follower)] <= 3_600_000
 
 
 def test_a_failed_execution_is_run_again_by_another_trigger(desk):
@@ -180,24 +182,34 @@ def test_a_failed_trigger_does_not_run_again_after_another_has_succeeded_with_it
     assert desk.enter(desk.claim("t1", execution_key="invoice:1")) == ended(Outcome.FAILED, b"error")
 
 
-def test_a_trigger_runs_again_when_the_execution_it_was_answered_from_is_kept_no_longer(desk):
+def test_a_trigger_that_is_still_to_be_answered_runs_again_when_the_value_is_kept_no_longer(desk):
     leader, follower = desk.claim("leader", execution_key="invoice:1"), desk.claim("follower", execution_key="invoice:1")
     desk.run(leader)
     assert isinstance(desk.enter(follower), Ended)
-    desk.settle(follower)
     desk.client.delete(desk.execution_name(leader))
 
     assert isinstance(desk.enter(follower), Acquired)
 
-    assert desk.trigger(follower) == {"generation": "0", "copy": ""}
+    assert desk.trigger(follower) == {"generation": "0", "copy": "", "has_run": "1"}
+
+
+def test_a_trigger_that_was_answered_is_over_also_when_the_value_is_kept_no_longer(desk):
+    leader, follower = desk.claim("leader", execution_key="invoice:1"), desk.claim("follower", execution_key="invoice:1")
+    desk.run(leader)
+    desk.enter(follower)
+    desk.settle(follower)
+    desk.client.delete(desk.execution_name(leader))
+
+    again = desk.enter(follower._replace(owner="redelivered"))
+
+    assert (again.outcome, again.settled) == (Outcome.SUCCEEDED, True)
 
 
 @pytest.mark.parametrize("on_held", ["skip", "reject"])
-def test_what_was_settled_for_an_execution_that_is_kept_no_longer_is_not_settled_for_the_next_outcome(desk, on_held):
+def test_the_answer_of_an_execution_that_is_kept_no_longer_is_not_settled_for_the_next_outcome(desk, on_held):
     leader, claim = desk.claim("leader", execution_key="invoice:1"), desk.claim("t1", execution_key="invoice:1")
     desk.run(leader)
     desk.enter(claim)
-    desk.settle(claim)
     desk.client.delete(desk.execution_name(leader))
     desk.acquire(desk.claim("t2", execution_key="invoice:1"))
     again = desk.claim("t1", execution_key="invoice:1", on_held=on_held)
@@ -213,10 +225,65 @@ def test_another_trigger_with_the_default_execution_key_is_not_answered(desk):
 
 
 @RAN
-def test_a_message_of_a_later_generation_does_not_run_an_ended_trigger_again(desk, outcome):
-    desk.run(desk.claim(generation=1), outcome)
+@KEYS
+def test_a_retry_that_was_sent_by_a_run_that_then_ended_is_the_last_word(desk, outcome, execution_key):
+    if execution_key and outcome is Outcome.SUCCEEDED:
+        pytest.skip("an execution that has succeeded is over")
+    claim = desk.claim(generation=1, execution_key=execution_key, message=b"first")
+    desk.run(claim, outcome)
+    desk.settle(claim)
+    retry = desk.claim(generation=2, execution_key=execution_key, message=b"retry")
 
-    assert desk.enter(desk.claim(generation=2)) == ended(outcome)
+    token = desk.acquire(retry).token
+
+    assert desk.message(retry) == b"retry"
+    assert {"outcome", "settled", "by", "body"}.isdisjoint(desk.trigger(retry))
+    assert desk.enter(claim) == Surplus("generation")
+    assert desk.finish(retry, token, Outcome.SUCCEEDED, b"last") is None
+    assert desk.enter(desk.claim(generation=2, execution_key=execution_key)).value.body == b"last"
+
+
+def test_a_retry_of_an_execution_that_has_succeeded_is_answered_from_it(desk):
+    claim = desk.claim(execution_key="invoice:1", message=b"first")
+    desk.run(claim)
+    desk.settle(claim)
+
+    assert desk.enter(desk.claim(generation=1, execution_key="invoice:1")).value.body == b"42"
+
+
+def test_an_execution_key_belongs_to_the_task_that_used_it_first(desk):
+    claim = desk.claim("t1", execution_key="invoice:1", task="shop.bill")
+    other = desk.claim("t2", execution_key="invoice:1", task="shop.ship")
+    token = desk.acquire(claim).token
+    for _ in range(2):
+        before = desk.keyspace.snapshot()
+        with pytest.raises(ExecutionKeyReused, match=r"shop\.bill"):
+            desk.enter(other)
+        assert desk.keyspace.snapshot() == before
+        desk.finish(claim, token)
+    desk.acquire(desk.claim("t3", task="shop.ship"))
+
+
+@pytest.mark.parametrize("on_held", ["skip", "reject"])
+@KEYS
+def test_a_trigger_that_was_cut_off_waits_whatever_the_policy(desk, on_held, execution_key):
+    claim = desk.claim("t1", execution_key=execution_key, on_held=on_held, wait=60.0, message=b"a message")
+    desk.acquire(claim)
+    desk.abandon(claim, again=5.0, died=True)
+    desk.acquire(desk.claim("holder"))
+
+    assert desk.enter(claim._replace(owner="redelivered")).what == "lock"
+    assert desk.enter(desk.claim("t2", execution_key=execution_key, on_held=on_held)).outcome in ENDED_BY.values()
+
+
+def test_a_lease_that_a_dead_run_of_the_trigger_has_left_is_its_own(desk):
+    claim = desk.claim("t1", on_held="skip")
+    desk.acquire(claim)
+    desk.client.hdel(desk.execution_name(claim), "owner")
+
+    assert desk.enter(desk.claim("t1", on_held="ask")).what == "lock"
+    assert desk.enter(claim._replace(owner="redelivered")).what == "own"
+    assert desk.enter(claim._replace(owner="retried", generation=1)).what == "predecessor"
 
 
 def test_a_message_from_before_a_retry_is_surplus(desk):

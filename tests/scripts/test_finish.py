@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from desk import KEEP, OTHER_LOCK
+from desk import OTHER_LOCK
 
 from celery_singleflight.claims import Acquired, Ended, Held, Outcome, Refused
 
+HOUR = 3600.0
 RAN = pytest.mark.parametrize("outcome", [Outcome.SUCCEEDED, Outcome.FAILED])
 KEYS = pytest.mark.parametrize("execution_key", [None, "invoice:1"], ids=["task id", "execution key"])
 
@@ -58,23 +59,27 @@ def test_an_outcome_is_kept_for_as_long_as_asked(desk, execution_key):
     claim = desk.claim(execution_key=execution_key)
     token = desk.acquire(claim).token
 
-    desk.finish(claim, token, keep=KEEP)
+    desk.finish(claim, token, keep=2 * HOUR)
 
     left = desk.keyspace.ttls()
     for name in (desk.execution_name(claim), desk.trigger_name(claim)):
-        assert KEEP * 1000 - 5000 < left[name] <= KEEP * 1000
+        assert 2 * HOUR * 1000 - 5000 < left[name] <= 2 * HOUR * 1000
 
 
 @KEYS
 @RAN
-def test_an_outcome_that_is_not_to_be_kept_leaves_no_record(desk, outcome, execution_key):
+def test_an_outcome_that_is_not_to_be_kept_is_remembered_for_an_hour_with_its_trigger_only(desk, outcome, execution_key):
     claim = desk.claim(execution_key=execution_key)
     token = desk.acquire(claim).token
 
-    assert desk.finish(claim, token, outcome, keep=0.0) is None
-    assert desk.keyspace.names() == [desk.fence_name(claim)]
-    assert desk.finish(claim, token, outcome, keep=0.0) is None
-    assert desk.keyspace.names() == [desk.fence_name(claim)]
+    for _ in range(2):
+        assert desk.finish(claim, token, outcome, keep=0.0) is None
+        assert desk.keyspace.names() == sorted([desk.fence_name(claim), desk.trigger_name(claim)])
+    assert HOUR * 1000 - 5000 < desk.keyspace.ttls()[desk.trigger_name(claim)] <= HOUR * 1000
+    again = desk.enter(desk.claim(execution_key=execution_key))
+    assert (again.outcome, again.settled, again.value.body) == (outcome, False, b"42")
+    other = desk.claim("t2", execution_key=execution_key)
+    assert isinstance(desk.enter(other), Acquired)
 
 
 @KEYS

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from importlib.resources import files
 
 import pytest
 from desk import Desk
 
 from celery_singleflight.claims import Outcome
-from celery_singleflight.errors import ScriptError
+from celery_singleflight.errors import ExecutionKeyReused, ScriptError
 from celery_singleflight.script import Script, load
 from celery_singleflight.store import Store
 
@@ -19,13 +20,26 @@ HEADERS = {
         ("lease", "fence", "pace", *TRIGGER, "due"),
         (
             *("owner", "task_id", "worker", "lock_key", "run", "copy", "previous", "generation"),
-            *("limit", "ttl_ms", "keep_ms", "on_held", "wait_ms", "first_ms", "grace_ms", "message", "member", "deaths"),
+            *(
+                "limit",
+                "ttl_ms",
+                "keep_ms",
+                "on_held",
+                "wait_ms",
+                "first_ms",
+                "grace_ms",
+                "message",
+                "member",
+                "deaths",
+                "task",
+            ),
         ),
         {
             "acquired": ("fence", "run", "attempt"),
             "held": ("what", "holder", "age_ms", "remaining_ms", "hold_ms", "turn_ms", "now_ms", "first_ms"),
             "ended": ("outcome", "settled", "reason", "content_type", "content_encoding", "body"),
             "surplus": ("why",),
+            "reused": ("by_task",),
         },
     ),
     "renew": (
@@ -45,11 +59,14 @@ HEADERS = {
     ),
     "conclude": (
         ("lease", *TRIGGER, "due"),
-        ("owner", "task_id", "outcome", "reason", "keep_ms", "release", "member"),
+        (
+            *("owner", "task_id", "outcome", "reason", "keep_ms", "release", "member"),
+            *("patience_ms", "content_type", "content_encoding", "body"),
+        ),
         {"concluded": (), "refused": ("outcome",)},
     ),
     "settle": (("places",), ("facts",), {"settled": ("count",)}),
-    "sweep": (("due",), ("limit",), {"due": ("members",)}),
+    "sweep": (("places",), ("facts",), {"due": ("members",), "wait": ("left_ms",)}),
     "rescue": (
         ("trigger", "execution", "due"),
         ("member", "task_id", "patience_ms", "pause_ms"),
@@ -104,6 +121,12 @@ def surplus(desk):
     desk.enter(desk.claim())
 
 
+def reused(desk):
+    desk.acquire(desk.claim(execution_key="invoice:1"))
+    with suppress(ExecutionKeyReused):
+        desk.enter(desk.claim(execution_key="invoice:1", task="shop.ship"))
+
+
 def renewed(desk):
     claim = desk.claim()
     desk.renew(claim, desk.acquire(claim).token)
@@ -144,7 +167,12 @@ def settled(desk):
 
 
 def due(desk):
-    desk.store.due(["billing"], 10)
+    desk.sweep()
+
+
+def wait(desk):
+    for _ in range(2):
+        desk.store.due(["billing"], limit=10, interval=60.0)
 
 
 def later(desk):
@@ -179,13 +207,13 @@ def other(desk):
 
 #: What makes a script give a reply.
 SCENES = {
-    "enter": (acquired, held, ended, surplus),
+    "enter": (acquired, held, ended, surplus, reused),
     "renew": (renewed, lost),
     "finish": (finished, refused_by_finish),
     "abandon": (abandoned,),
     "conclude": (concluded, refused_by_conclude),
     "settle": (settled,),
-    "sweep": (due,),
+    "sweep": (due, wait),
     "rescue": (later, gone, message),
     "release": (released, live, other),
 }

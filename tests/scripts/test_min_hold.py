@@ -185,12 +185,12 @@ def test_a_trigger_of_its_own_is_answered_while_its_place_is_held(desk):
     assert desk.enter(desk.claim()).outcome is Outcome.SUCCEEDED
 
 
-def test_a_retry_meets_the_held_place_like_anybody(desk):
+def test_a_retry_waits_for_the_place_that_its_own_run_has_left(desk):
     claim = desk.claim(message=b"first")
     desk.acquire(claim)
     desk.abandon(claim, generation=1, hold=HOLD)
 
-    assert desk.enter(desk.claim(generation=1, message=b"retry")).what == "lock"
+    assert desk.enter(desk.claim(generation=1, message=b"retry")).what == "own", "its own run has left it so"
     assert (desk.message(claim), desk.due(claim)) == (None, {})
 
 

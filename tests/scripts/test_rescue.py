@@ -151,11 +151,11 @@ def test_the_pause_stays_an_hour_however_often_it_was_handed_out(desk):
 def test_what_was_handed_out_is_not_found_by_the_next_sweeper(desk):
     claim = dead(desk)
     desk.overdue(claim)
-    assert len(desk.store.due(["billing"], 10)) == 1
+    assert len(desk.sweep()) == 1
 
     desk.rescue(claim)
 
-    assert desk.store.due(["billing"], 10) == []
+    assert desk.sweep() == []
 
 
 def test_an_execution_that_another_trigger_runs_does_not_keep_a_message_back(desk):

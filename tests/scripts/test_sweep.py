@@ -14,23 +14,19 @@ SWEEP = load("sweep")
 WEEK_MS = 604_800_000
 
 
-def found(desk, *lock_names, limit=10):
-    return desk.store.due(lock_names or ["billing"], limit)
-
-
 def known_as(claim):
     """How the sweeper knows a trigger: without the lock key, which its record does not need."""
     return claim.record._replace(lock_key=claim.record.lock_key._replace(text=""))
 
 
 def test_nothing_is_due_where_nothing_is_kept(desk):
-    assert found(desk) == []
-    assert desk.keyspace.names() == []
+    assert desk.sweep() == []
+    assert [name.split(":")[2] for name in desk.keyspace.names()] == ["sweep"]
 
 
 def test_a_live_run_is_not_due(desk):
     desk.acquire(desk.claim(message=b"a message"))
-    assert found(desk) == []
+    assert desk.sweep() == []
 
 
 @pytest.mark.parametrize("execution_key", [None, "invoice:1", "two\nlines", "ünï : {x} %"])
@@ -40,7 +36,7 @@ def test_a_run_is_due_when_its_lease_has_ended(desk, execution_key):
     assert desk.due_in(claim) == pytest.approx(TTL, abs=5.0)
     desk.overdue(claim)
 
-    (record,) = found(desk)
+    (record,) = desk.sweep()
 
     assert record == known_as(claim)
     assert desk.store.names(record)["trigger"] == desk.trigger_name(claim)
@@ -52,7 +48,7 @@ def test_a_trigger_whose_message_is_not_kept_is_never_due(desk):
     claim = desk.claim()
     desk.acquire(claim)
     desk.expire(claim)
-    assert (found(desk), desk.due(claim)) == ([], {})
+    assert (desk.sweep(), desk.due(claim)) == ([], {})
 
 
 def test_looking_changes_nothing_but_for_how_long_the_index_lives(desk):
@@ -62,19 +58,44 @@ def test_looking_changes_nothing_but_for_how_long_the_index_lives(desk):
     before = desk.keyspace.snapshot()
     assert before[desk.due_name(claim)][1] == -1, "it goes with its last member"
 
-    first, second = found(desk), found(desk)
+    first, second = desk.sweep(), desk.sweep()
 
     assert first == second == [known_as(claim)]
     after = desk.keyspace.snapshot()
     assert after[desk.due_name(claim)][0] == before[desk.due_name(claim)][0]
-    assert {**after, desk.due_name(claim): None} == {**before, desk.due_name(claim): None}
+    (turn,) = after.keys() - before.keys()
+    assert {name: value for name, value in after.items() if name not in (turn, desk.due_name(claim))} == {
+        name: value for name, value in before.items() if name != desk.due_name(claim)
+    }
     assert WEEK_MS - 5000 < desk.keyspace.ttls()[desk.due_name(claim)] <= WEEK_MS
+
+
+def test_in_one_interval_one_sweeper_looks(desk):
+    claim = desk.claim(message=b"a message")
+    desk.acquire(claim)
+    desk.overdue(claim)
+    assert desk.sweep() == [known_as(claim)]
+
+    assert desk.store.due(["billing"], limit=10, interval=60.0) == []
+    assert desk.sweep() == [known_as(claim)]
+
+
+def test_sweepers_of_other_lock_names_do_not_wait_for_each_other(desk):
+    here, there = desk.claim("t1", message=b"1"), desk.claim("t2", lock_key=FAR_LOCK, message=b"2")
+    for claim in (here, there):
+        desk.acquire(claim)
+        desk.overdue(claim)
+
+    assert [desk.store.due([name], limit=10, interval=60.0) for name in (LOCK.name, FAR_LOCK.name)] == [
+        [known_as(here)],
+        [known_as(there)],
+    ]
 
 
 def test_an_index_that_is_added_to_goes_on_living_for_its_week(desk):
     first = desk.claim("t1", message=b"1")
     desk.acquire(first)
-    found(desk)
+    desk.sweep()
 
     desk.acquire(desk.claim("t2", lock_key=OTHER_LOCK, message=b"2"))
 
@@ -88,19 +109,21 @@ def test_the_longest_overdue_come_first_and_no_more_than_asked_for(desk):
     for seconds, claim in zip((20, 50, 10, 40, 30), claims, strict=True):
         desk.overdue(claim, seconds)
 
-    assert [record.task_id for record in found(desk, limit=3)] == ["t1", "t3", "t4"]
-    assert [record.task_id for record in found(desk)] == ["t1", "t3", "t4", "t0", "t2"]
+    assert [record.task_id for record in desk.sweep(limit=3)] == ["t1", "t3", "t4"]
+    assert [record.task_id for record in desk.sweep()] == ["t1", "t3", "t4", "t0", "t2"]
 
 
-def test_several_lock_names_are_looked_at_in_one_exchange(desk):
+def test_several_lock_names_are_looked_at_at_once(desk):
     here, there = desk.claim("t1", message=b"1"), desk.claim("t2", lock_key=FAR_LOCK, message=b"2")
     for claim in (here, there):
         desk.acquire(claim)
         desk.overdue(claim)
 
-    assert found(desk, LOCK.name, "unknown", FAR_LOCK.name) == [known_as(here), known_as(there)]
+    found = desk.sweep(LOCK.name, "unknown", FAR_LOCK.name)
+
+    assert sorted(found) == sorted([known_as(here), known_as(there)])
     desk.client.script_flush()
-    assert found(desk, FAR_LOCK.name, LOCK.name) == [known_as(there), known_as(here)]
+    assert sorted(desk.sweep(FAR_LOCK.name, LOCK.name)) == sorted(found)
 
 
 def test_all_lock_keys_of_a_name_are_in_one_index(desk):
@@ -108,37 +131,28 @@ def test_all_lock_keys_of_a_name_are_in_one_index(desk):
     for claim in claims:
         desk.acquire(claim)
         desk.overdue(claim)
-    assert {record.task_id for record in found(desk)} == {"t0", "t1"}
+    assert {record.task_id for record in desk.sweep()} == {"t0", "t1"}
 
 
-def test_a_lock_name_that_cannot_be_looked_at_does_not_hide_the_others(desk, caplog):
-    bad, good = desk.claim("t1", message=b"1"), desk.claim("t2", lock_key=FAR_LOCK, message=b"2")
-    desk.acquire(good)
-    desk.overdue(good)
-    desk.client.set(desk.due_name(bad), "no sorted set", px=60_000)
-
-    assert found(desk, LOCK.name, FAR_LOCK.name) == [known_as(good)]
-    assert "could not look what is due of billing: script sweep failed: WRONGTYPE" in caplog.text
-
-
-def test_the_reply_is_a_list_also_when_nothing_is_due(desk):
-    raw = desk.connections.run(SWEEP, 1, [desk.due_name(desk.claim()), 10])
-    assert SWEEP.reply(raw) == ("due", b"[]")
-
-
-def test_looking_for_nothing_asks_nothing(desk):
-    assert desk.store.due([], 10) == []
-
-
-def test_members_are_told_as_text(desk):
+def test_the_reply_is_a_list_for_each_set_also_when_nothing_is_due(desk):
     claim = desk.claim(execution_key="invoice:1", message=b"a message")
     desk.acquire(claim)
     desk.overdue(claim)
+    due = desk.due_name(claim)
+    places = [f"{due}:turn", due, f"{due}:other"]
 
-    raw = desk.connections.run(SWEEP, 1, [desk.due_name(claim), 10])
+    raw = desk.connections.run(SWEEP, 3, [*places, 60_000, 10])
 
-    assert json.loads(SWEEP.reply(raw).members) == ["t1\ninvoice:1"]
+    assert json.loads(SWEEP.reply(raw).members) == [["t1\ninvoice:1"], []]
     assert Record.of_member("billing", "t1\ninvoice:1") == known_as(claim)
+    word, left_ms = SWEEP.reply(desk.connections.run(SWEEP, 3, [*places, 60_000, 10]))
+    assert (word, 55_000 < left_ms <= 60_000) == ("wait", True)
+    desk.client.delete(places[0])
+
+
+def test_looking_for_nothing_asks_nothing(desk):
+    assert desk.sweep(*()) == []
+    assert desk.store.due([], limit=10, interval=60.0) == []
 
 
 # From where it comes to where it goes

@@ -113,7 +113,7 @@ class Keyspace:
         values = self.client.pipeline(transaction=False)
         for name in names:
             kind = name.split(":")[2]
-            if kind == "fence":
+            if kind in ("fence", "sweep"):
                 values.get(name)
             elif kind == "due":
                 values.zrange(name, 0, -1, withscores=True)
