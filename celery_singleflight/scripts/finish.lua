@@ -94,9 +94,9 @@ if separate then
 end
 -- The trigger itself is remembered for an hour at least: its message may be delivered again.
 local lives = string.format('%.0f', math.max(tonumber(keep_ms), 3600000))
-redis.call('PEXPIRE', trigger, lives)
 redis.call('HSET', execution, 'owner', '', 'outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', ended_ms,
            'content_type', content_type, 'content_encoding', content_encoding, 'body', body)
+redis.call('PEXPIRE', trigger, lives)
 if execution ~= trigger then
   redis.call('PEXPIRE', execution, keep_ms)
 end
