@@ -22,5 +22,5 @@ OF_A_WAIT: Final = (COPY, PREVIOUS, WAITS, FIRST_SEEN)
 OWNER: Final = "singleflight_owner"
 EVENTS: Final = "singleflight_events"
 SERIALIZER: Final = "singleflight_content_type"
-#: The names of the message's headers, its body, content type and content encoding.
+#: The message's headers, its body, content type and content encoding.
 MESSAGE: Final = "singleflight_message"

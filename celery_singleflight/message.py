@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ("pack_message", "publish_again", "queues_behind")
 
+_encode: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 #: What one delivery adds to the headers, or what must not come again: a trigger that has entered cannot expire any more.
 _OF_A_DELIVERY: Final = {"redelivered", "expires", *header.OF_A_WAIT}
 
@@ -27,12 +28,13 @@ def pack_message(request: Any) -> bytes:
     Returns b"" where the worker's main process has not handed the message on, as in eager mode.
     """
     properties = request.properties or {}
-    names, body, content_type, content_encoding = properties.get(header.MESSAGE) or (None, b"", None, None)
-    if names is None:
+    message = properties.get(header.MESSAGE)
+    if message is None:
         return b""
-    facts, route = request.__dict__, request.delivery_info or {}
+    headers, body, content_type, content_encoding = message
+    route = request.delivery_info or {}
     head = {
-        "headers": {name: facts[name] for name in names if name in facts},
+        "headers": headers,
         "exchange": route.get("exchange"),
         "routing_key": route.get("routing_key"),
         "priority": route.get("priority"),
@@ -43,7 +45,7 @@ def pack_message(request: Any) -> bytes:
         "content_encoding": content_encoding,
     }
     try:
-        line = json.dumps(head, separators=(",", ":"))
+        line = _encode(head)
     except TypeError:  # an AMQP header may be a date
         line = kombu_json.dumps(head)
     return line.encode() + b"\n" + (body.encode() if isinstance(body, str) else bytes(body))

@@ -162,8 +162,8 @@ def _function(option: str, function: Callable[..., Any], arguments: Arguments) -
     for parameter in parameters:
         if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL):
             raise OptionError(
-                f"{option}: the function takes {parameter}, expected parameters that have the names of the task's arguments: "
-                "it is called with those"
+                f"{option}: the function takes {parameter} by position only, expected parameters that have the names of the "
+                "task's arguments: it is called with those"
             )
     takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
     named = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from celery_singleflight.claims import Acquired, Encoded, Ended, Held, Outcome, Refused, Surplus
-from celery_singleflight.custody import Custody, milliseconds
+from celery_singleflight.custody import Custody, as_text, milliseconds
 from celery_singleflight.errors import ExecutionKeyReused, ScriptError
 from celery_singleflight.script import Value, load
 
@@ -55,7 +55,7 @@ class Store(Custody):
                 "wait_ms": "" if claim.wait is None else milliseconds(claim.wait),
                 "first_ms": claim.first_ms,
                 "grace_ms": milliseconds(claim.grace),
-                "message": claim.message,
+                "message": as_text(claim.message),
                 "member": record.member,
                 "deaths": "" if claim.max_deliveries is None else claim.max_deliveries,
                 "task": claim.task,
@@ -126,7 +126,7 @@ class Store(Custody):
                 "reason": reason,
                 "content_type": value.content_type,
                 "content_encoding": value.content_encoding,
-                "body": value.body,
+                "body": as_text(value.body),
                 "keep_ms": milliseconds(keep),
                 "hold_ms": "" if hold is None else milliseconds(hold),
             },

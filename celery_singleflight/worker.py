@@ -53,7 +53,7 @@ class _OwnerPerDelivery:
             header.OWNER: new_owner(),
             header.SERIALIZER: message.content_type,
             header.EVENTS: bool(eventer and eventer.enabled),
-            header.MESSAGE: (tuple(message.headers), self.body, message.content_type, message.content_encoding),  # type: ignore[attr-defined]
+            header.MESSAGE: (message.headers, self.body, message.content_type, message.content_encoding),  # type: ignore[attr-defined]
         }
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
