@@ -157,13 +157,14 @@ class Torture:
         self.published.append(planned)
         self.expected[planned.id] = Expected(planned.id, kind, at, planned.execution or planned.id)
         if kind == "chain":
-            head = tasks["torture.work"].si(**arguments, kind="head").set(task_id=planned.id)
+            head = tasks["torture.work"].si(**arguments, kind="head", linger=planned.linger).set(task_id=planned.id)
             tail = tasks["torture.work"].si(planned.key, 0.02, early=False, kind="tail").set(task_id=planned.tail)
             self.tails[planned.id] = Expected(planned.tail, "tail", at, planned.tail)
             (head | tail).apply_async()
         elif kind == "paid":
             work = tasks["torture.work"]
-            work.apply_async(kwargs={**arguments, "kind": "paid"}, task_id=planned.id, execution_key=planned.execution)
+            arguments |= {"kind": "paid", "linger": planned.linger}
+            work.apply_async(kwargs=arguments, task_id=planned.id, execution_key=planned.execution)
         else:
             tasks[f"torture.{kind}"].apply_async(kwargs=arguments, task_id=planned.id)
 

@@ -26,7 +26,7 @@ def torture(tmp_path, *arguments, timeout=150):
         process.send_signal(signal.SIGTERM)  # it ends its servers and workers
         process.communicate(timeout=30)
         raise
-    print(said)
+    sys.stdout.write(said)
     return process.returncode, said
 
 

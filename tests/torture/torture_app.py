@@ -22,13 +22,15 @@ LOCK = "torture.work"
 class Body:
     """One body: what it does, and what it writes about it."""
 
-    #: The run that this process has had last.
+    #: The run that this process has had last, and for how many seconds it lingers between its record and Celery's result.
     last = ""
+    linger = 0.0
 
     def __init__(self, evidence: Evidence, task: Any, key: str, kind: str) -> None:
         self.evidence = evidence
         self.task, self.key, self.kind = task, key, kind
         self.run = Body.last = uuid4().hex[:16]
+        Body.linger = 0.0
         self.lock = task.lock_name or task.name
 
     def __enter__(self) -> Self:
@@ -72,13 +74,14 @@ def make_app(config: dict[str, Any], directory: str) -> Celery:
     return app
 
 
-def add_tasks(app: Celery) -> None:  # noqa: C901, one task after the other
+def add_tasks(app: Celery) -> None:  # noqa: C901, PLR0915, one task after the other
     evidence = app.evidence
     task = partial(app.task, shared=False, bind=True, base=SingleflightTask, lock_on=("key",))
 
     @task(name="torture.work")
-    def work(self, key, seconds, early, kind="work"):
+    def work(self, key, seconds, early, kind="work", linger=0.0):
         with Body(evidence, self, key, kind) as body:
+            Body.linger = linger
             return body.work(seconds, early)
 
     @task(name="torture.skip", lock_name=LOCK, contention_policy="skip", skip_result="skipped", max_hold=60)
@@ -132,6 +135,11 @@ def add_tasks(app: Celery) -> None:  # noqa: C901, one task after the other
 
     def say_ended(task_id, outcome, ran, **_):
         evidence.write("ended", id=task_id, outcome=str(outcome), ran=ran, run=Body.last if ran else "")
+        if ran and Body.linger:
+            # The store has the outcome, and Celery has not: a bad moment to die.
+            evidence.write("linger", run=Body.last)
+            time.sleep(Body.linger)
+            evidence.write("lingered", run=Body.last)
 
     def say_lost(lease, reason, **_):
         evidence.write("lost", token=lease.token, reason=reason)

@@ -59,7 +59,8 @@ class Reader:
         self.rows: list[dict[str, Any]] = []
         #: Bodies that have begun and not ended, by run.
         self.live: dict[str, dict[str, Any]] = {}
-        self.begun: set[str] = set()
+        #: Those that have their record, and Celery has not sent what follows.
+        self.lingering: dict[str, dict[str, Any]] = {}
 
     def read(self) -> list[dict[str, Any]]:
         """Take in what is new, and return it."""
@@ -78,11 +79,19 @@ class Reader:
                 self.live[row["run"]] = row
             elif row["what"] == "end":
                 self.live.pop(row["run"], None)
+            elif row["what"] == "linger":
+                self.lingering[row["run"]] = row
+            elif row["what"] == "lingered":
+                self.lingering.pop(row["run"], None)
         self.rows += new
         return new
 
-    def in_flight(self, pids: set[int]) -> list[dict[str, Any]]:
-        """Bodies that run in these processes now; each process has one at most."""
+    def in_flight(self, pids: set[int]) -> list[int]:
+        """Those of the processes with a body in it now."""
         self.read()
-        newest = {row["pid"]: row for row in sorted(self.live.values(), key=lambda row: row["at"]) if row["pid"] in pids}
-        return sorted(newest.values(), key=lambda row: row["at"])
+        return sorted(pids & {row["pid"] for row in self.live.values()})
+
+    def between(self, pids: set[int]) -> list[int]:
+        """Those of the processes that are between the record of an outcome and what follows."""
+        self.read()
+        return sorted(pids & {row["pid"] for row in self.lingering.values()})

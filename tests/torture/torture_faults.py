@@ -148,11 +148,12 @@ class Injector:
         self._place.broker_proxy.cut()
 
     def _victim(self, fault: Fault, *, only_busy: bool = False) -> int:
-        """The process to be hit: three of four times one with a body in it."""
+        """The process to be hit: mostly one with a body in it, or one that has ended and not sent what follows."""
         pids = {pid for slot in self._place.slots if slot.is_up() for pid in slot.children()}
         until = time.monotonic() + 1.5
-        while only_busy or fault.dice[1] < 0.75:
-            busy = [row["pid"] for row in self._reader.in_flight(pids)]
+        look = self._reader.between if fault.dice[1] < 0.35 and not only_busy else self._reader.in_flight
+        while only_busy or fault.dice[1] < 0.8:
+            busy = look(pids)
             if busy:
                 return busy[int(fault.dice[0] * len(busy))]
             if time.monotonic() > until:

@@ -40,6 +40,8 @@ _STATES = {
 }
 #: Seconds that processes of a busy machine may take for what is done at once.
 _SLACK = 0.75
+#: Seconds from publication to a body, for half of the triggers, above which the machine does not follow.
+_BEHIND = 0.75
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,9 @@ class Run:
     #: Its outcome was taken by the store, then.
     recorded: float | None = None
     outcome: str = ""
+    #: From when until when Celery had still to send what follows.
+    linger: float | None = None
+    lingered: float | None = None
 
     @property
     def until(self) -> float:
@@ -158,6 +163,11 @@ class Judge:
         self.told_recoveries: list[str] = []
         self.start = min([row["at"] for row in self.rows] + [each.at for each in self.expected.values()], default=0.0)
         self.runs = self._runs()
+        #: When a trigger first began or ended.
+        self.first_seen: dict[str, float] = {}
+        for row in self.rows:
+            if row["what"] in ("begin", "ended"):
+                self.first_seen.setdefault(row["id"], row["at"])
         self.by_unit: dict[tuple[str, str], list[Run]] = defaultdict(list)
         for run in self.runs.values():
             self.by_unit[run.unit].append(run)
@@ -171,6 +181,7 @@ class Judge:
         self._overlaps()
         self._tokens()
         self._effects()
+        self._cut_endings()
         self._outcomes()
         self._recoveries()
         kinds = Counter(each.kind for each in self.expected.values())
@@ -190,7 +201,7 @@ class Judge:
             run.last_sign = max(run.last_sign, row["at"])
             if row["what"] == "end":
                 run.end, run.error = row["at"], row["error"]
-            elif row["what"] in ("effect", "deaf"):
+            elif row["what"] in ("effect", "deaf", "linger", "lingered"):
                 setattr(run, row["what"], row["at"])
             elif row["what"] == "ended" and row["ran"]:
                 run.recorded, run.outcome = row["at"], row["outcome"]
@@ -324,6 +335,12 @@ class Judge:
                     is_fresh = row["when"] == "begin" and not self._stood_still(run, run.begin - 4 * self.ttl, run.begin)
                     if is_fresh:
                         self._violated(kind, f"a token is not greater than {row['highest']}", self._told(run))
+
+    def _cut_endings(self) -> None:
+        """Of those that died between their record and Celery's result: each must have been answered from the record."""
+        for run in self.runs.values():
+            if run.linger and not run.lingered and any(run.pid in each.killed for each in self.struck):
+                self.excuses["killed between its record and Celery's result, and what follows came all the same"] += 1
 
     def _effects(self) -> None:
         for unit, runs in self.by_unit.items():
@@ -479,10 +496,16 @@ class Judge:
             after = _IN_THE_WAY.get(other.kind)
             if other is not struck and after is not None and other.at <= again and other.until + after >= since:
                 return True
-        return any(
+        is_held = any(
             other is not run and (other.lock, other.key) == (run.lock, run.key) and since < other.until and other.begin < again
             for other in self.runs.values()
         )
+        return is_held or self._are_behind(since, again)
+
+    def _are_behind(self, since: float, until: float) -> bool:
+        """Whether messages stood in a queue then: what is published anew has to stand in it too."""
+        waits = [self.first_seen.get(each.id, inf) - each.at for each in self.expected.values() if since <= each.at <= until]
+        return bool(waits) and percentile(waits, 0.5) > _BEHIND
 
 
 def percentile(values: list[float], part: float) -> float:

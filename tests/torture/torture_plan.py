@@ -40,6 +40,8 @@ class Planned:
     early: bool
     execution: str = ""
     tail: str = ""
+    #: Seconds between the record of its outcome and what Celery does then.
+    linger: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,9 @@ def _triggers(chance: random.Random, seconds: float, *, rate: float, keys: int) 
         }
         tail, again, other = _id(chance), chance.random() < 0.45, chance.random() < 0.2
         before = chance.choice(paid[-30:]) if paid else None
+        lingers, linger = chance.random() < 0.2, round(chance.uniform(0.2, 1.2), 3)
+        if kind in ("chain", "paid") and lingers:
+            planned["linger"] = linger
         if kind == "chain":
             planned["tail"] = tail
         if kind == "paid":
