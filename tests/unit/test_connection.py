@@ -235,7 +235,7 @@ def test_a_sentinel_leads_to_the_primary_it_names(valkey, sentinel):
     connections = connect(sentinel, {"master_name": "main"})
     with redis.Redis(port=valkey.port, db=7) as client:
         client.hset("{sf1}:of sentinel", "by", "1")
-        assert connections.run(SETTLE, 1, ["{sf1}:of sentinel", 1]) == [b"settled", 1]
+        assert connections.run(SETTLE, 2, ["{sf1}:of sentinel", "{sf1}:due", "1", "member", ""]) == [b"settled", 1]
         assert client.hget("{sf1}:of sentinel", "settled") == b"1"
     connections.close()
 
@@ -519,6 +519,36 @@ def test_a_restarted_server_is_found_again_however_many_connections_it_has_close
     assert ask(connections) == [b"settled", 2]
 
 
+def test_a_process_may_connect_more_often_than_a_pool_of_redis_py_would_let_it(stub, pauses):
+    connections = connect(stub.url, {})  # redis-py 8 bounds a pool at 100, older ones did not
+    for number in range(110):
+        assert ask(connections, number) == [b"settled", number]
+        connections.close()
+    assert pauses == []
+    assert len(stub.connections) == 110
+
+
+def test_a_bound_on_connections_counts_none_that_is_closed(stub):
+    connections = connect(stub.url, {"max_connections": 1})
+    for number in range(5):
+        assert ask(connections, number) == [b"settled", number]
+        connections.close()
+
+
+def test_a_server_that_hung_up_often_is_still_found(stub, connections, pauses):
+    """Each reconnect is one more for a pool that counts."""
+
+    def hang_up_each_second_time(command, send):
+        if len(stub.scripts()) % 2:
+            return "close"
+        return send(SETTLED % int(command[-1]))
+
+    stub.answer = hang_up_each_second_time
+    for number in range(120):
+        assert ask(connections, number) == [b"settled", number]
+    assert len(stub.connections) > 100
+
+
 # Whose reply it is
 
 
@@ -580,8 +610,8 @@ def test_threads_never_get_each_others_replies(valkey):
                 client.hset(f"{{sf1}}:of {thread}:{number}", "by", "1")
 
     def settle(thread):
-        keys = [f"{{sf1}}:of {thread}:{number}" for number in range(8)]
-        return {connections.run(SETTLE, 8, [*keys, *["1"] * 8])[1] for _ in range(50)}
+        places = [name for number in range(8) for name in (f"{{sf1}}:of {thread}:{number}", "{sf1}:due")]
+        return {connections.run(SETTLE, 16, [*places, *["1", "member", ""] * 8])[1] for _ in range(50)}
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(settle, range(8))) == [{thread} for thread in range(8)]
@@ -663,9 +693,8 @@ class WithoutPrimary:
     def __init__(self):
         self.password = uuid4().hex
         self.asked = 0
-
-    def make_connection(self):
-        return self
+        self.connection_class = lambda: self
+        self.connection_kwargs = {}
 
     def connect(self):
         self.asked += 1

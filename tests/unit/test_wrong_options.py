@@ -7,7 +7,7 @@ import traceback
 from uuid import uuid4
 
 import pytest
-from celery import Celery
+from celery import Celery, chain
 
 from celery_singleflight import ConfigurationError, OptionError, SingleflightTask, lock
 from celery_singleflight.coordination import coordination
@@ -15,15 +15,12 @@ from celery_singleflight.coordination import coordination
 RECIPE = "argument names such as ('tenant_id',), a template such as 'billing:{account.id}', or a function"
 POLICIES = "'requeue', 'skip' or 'reject'"
 TASK_OPTIONS = (
-    "contention_policy, idempotent_on, lease_ttl, lock_limit, lock_name, lock_on, max_hold, result_ttl, skip_as, skip_result, "
-    "wait_timeout"
+    "contention_policy, idempotent_on, lease_ttl, lock_limit, lock_name, lock_on, max_deliveries, max_hold, min_hold, rescue, "
+    "result_ttl, skip_as, skip_result, store_error_policy, wait_timeout"
 )
 CALL_OPTIONS = "contention_policy, execution_key, wait_timeout"
-SETTINGS = (
-    "singleflight_contention_policy, singleflight_idempotent_on, singleflight_key_prefix, singleflight_lease_ttl, "
-    "singleflight_lock_limit, singleflight_lock_name, singleflight_lock_on, singleflight_max_hold, singleflight_result_ttl, "
-    "singleflight_skip_as, singleflight_skip_result, singleflight_transport_options, singleflight_url, "
-    "singleflight_wait_timeout"
+SETTINGS = ", ".join(
+    f"singleflight_{name}" for name in sorted([*TASK_OPTIONS.split(", "), "key_prefix", "transport_options", "url"])
 )
 DJANGO_SETTINGS = ", ".join(f"CELERY_{name.upper()}" for name in SETTINGS.split(", "))
 LATER = "is planned and not in this version"
@@ -31,6 +28,11 @@ PATTERN = (
     "expected scheme://[user:password@]host[:port]/[database][?option=value], special characters percent-encoded; its "
     "options and singleflight_transport_options must have values that redis-py takes"
 )
+A_LEASE = "seconds from 0.5 to 604800, a week"
+A_KEPT_RESULT = "seconds from 0 to 315360000, ten years"
+A_HOLD = "seconds from 0 to 604800, a week"
+A_COUNT = "a whole number from 1 to 1000"
+BY_POSITION = "by position only, expected parameters that have the names of the task's arguments: it is called with those"
 URLS = "expected redis://, rediss://, unix://, redis+cluster:// or sentinel://"
 MEMORY = {"broker_url": "memory://", "result_backend": "cache+memory://"}
 
@@ -43,6 +45,10 @@ def shop(**settings):
 
 def settle(tenant_id, day):
     """The task that these are the options of."""
+
+
+async def tenant_of(tenant_id):
+    return tenant_id
 
 
 def bind(app=None, function=settle, **options):
@@ -124,6 +130,21 @@ WRONG = [
         "task shop.settle, lock_on: there is no argument tenant, did you mean tenant_id? Expected one of tenant_id, day",
     ),
     row(
+        "lock_on function of everything",
+        task(lock_on=lambda *arguments: arguments),
+        f"task shop.settle, lock_on: the function takes *arguments {BY_POSITION}",
+    ),
+    row(
+        "lock_on function by position",
+        task(lock_on=lambda tenant_id, /: tenant_id),
+        f"task shop.settle, lock_on: the function takes tenant_id {BY_POSITION}",
+    ),
+    row(
+        "lock_on async function",
+        task(lock_on=tenant_of),
+        "task shop.settle, lock_on: the function is async, so it would return no parts of a key; expected a plain function",
+    ),
+    row(
         "lock_on broken template",
         task(lock_on="settle:{tenant_id"),
         "task shop.settle, lock_on: 'settle:{tenant_id' is no template: expected '}' before end of string",
@@ -135,6 +156,13 @@ WRONG = [
         "with public attributes, items and a format, such as {account.id}, {order[id]} or {day:%Y-%m}",
     ),
     row("idempotent_on number", task(idempotent_on=5), f"task shop.settle, idempotent_on: expected {RECIPE}, got 5"),
+    row("idempotent_on empty", task(idempotent_on=()), f"task shop.settle, idempotent_on: expected {RECIPE}, got ()"),
+    row("idempotent_on empty list", task(idempotent_on=[]), f"task shop.settle, idempotent_on: expected {RECIPE}, got []"),
+    row(
+        "idempotent_on function of everything",
+        task(idempotent_on=lambda *arguments: arguments),
+        f"task shop.settle, idempotent_on: the function takes *arguments {BY_POSITION}",
+    ),
     row(
         "idempotent_on without a field",
         task(idempotent_on="settle"),
@@ -167,32 +195,42 @@ WRONG = [
     row(
         "lease_ttl small",
         task(lease_ttl=0.1),
-        "task shop.settle, lease_ttl: expected a finite number of seconds, at least 0.5, got 0.1",
+        f"task shop.settle, lease_ttl: expected {A_LEASE}, got 0.1",
     ),
     row(
         "lease_ttl text",
         task(lease_ttl="30"),
-        "task shop.settle, lease_ttl: expected a finite number of seconds, at least 0.5, got '30'",
+        f"task shop.settle, lease_ttl: expected {A_LEASE}, got '30'",
     ),
     row(
         "lease_ttl nan",
         task(lease_ttl=math.nan),
-        "task shop.settle, lease_ttl: expected a finite number of seconds, at least 0.5, got nan",
+        f"task shop.settle, lease_ttl: expected {A_LEASE}, got nan",
     ),
     row(
         "lease_ttl inf",
         task(lease_ttl=math.inf),
-        "task shop.settle, lease_ttl: expected a finite number of seconds, at least 0.5, got inf",
+        f"task shop.settle, lease_ttl: expected {A_LEASE}, got inf",
     ),
     row(
         "lease_ttl list",
         task(lease_ttl=[30]),
-        "task shop.settle, lease_ttl: expected a finite number of seconds, at least 0.5, got [30]",
+        f"task shop.settle, lease_ttl: expected {A_LEASE}, got [30]",
     ),
     row(
         "lease_ttl truth",
         task(lease_ttl=True),
-        "task shop.settle, lease_ttl: expected a finite number of seconds, at least 0.5, got True",
+        f"task shop.settle, lease_ttl: expected {A_LEASE}, got True",
+    ),
+    row("lease_ttl of ages", task(lease_ttl=1e12), f"task shop.settle, lease_ttl: expected {A_LEASE}, got 1000000000000.0"),
+    row("min_hold below zero", task(min_hold=-1), f"task shop.settle, min_hold: expected {A_HOLD}, got -1"),
+    row("min_hold of ages", task(min_hold=604801), f"task shop.settle, min_hold: expected {A_HOLD}, got 604801"),
+    row("rescue number", task(rescue=1), "task shop.settle, rescue: expected True or False, got 1"),
+    row("max_deliveries", task(max_deliveries=0), f"task shop.settle, max_deliveries: expected {A_COUNT}, got 0"),
+    row(
+        "store_error_policy",
+        task(store_error_policy="retry"),
+        "task shop.settle, store_error_policy: expected 'requeue', 'fail' or 'run', got 'retry'",
     ),
     row("max_hold", task(max_hold=0), "task shop.settle, max_hold: expected seconds, at least 1, or inf for no bound, got 0"),
     row(
@@ -203,8 +241,9 @@ WRONG = [
     row(
         "result_ttl",
         task(result_ttl="1d"),
-        "task shop.settle, result_ttl: expected a finite number of seconds from 0, got '1d'",
+        f"task shop.settle, result_ttl: expected {A_KEPT_RESULT}, got '1d'",
     ),
+    row("result_ttl of ages", task(result_ttl=1e17), f"task shop.settle, result_ttl: expected {A_KEPT_RESULT}, got 1e+17"),
     row(
         "contention_policy misspelled",
         task(contention_policy="Skip"),
@@ -255,6 +294,16 @@ WRONG = [
         f"task shop.settle: there is no unique_on, did you mean lock_on? Expected one of {TASK_OPTIONS}",
     ),
     row(
+        "from elsewhere, with our beginning",
+        task(lock_wait=5),
+        f"task shop.settle: there is no lock_wait, did you mean wait_timeout? Expected one of {TASK_OPTIONS}",
+    ),
+    row(
+        "unknown, with our beginning",
+        task(lock_mode="shared"),
+        f"task shop.settle: there is no lock_mode, did you mean lock_name? Expected one of {TASK_OPTIONS}",
+    ),
+    row(
         "with the prefix of the settings",
         task(singleflight_lease_ttl=5),
         f"task shop.settle: there is no singleflight_lease_ttl, did you mean lease_ttl? Expected one of {TASK_OPTIONS}",
@@ -269,11 +318,8 @@ WRONG = [
             "failure_policy",
             "freshness",
             "full_policy",
-            "max_deliveries",
             "max_pending",
-            "min_hold",
             "rates",
-            "store_error_policy",
             "uncertain_policy",
         )
     ),
@@ -281,7 +327,7 @@ WRONG = [
     row(
         "setting with a wrong value",
         settings(singleflight_lease_ttl="30"),
-        "setting singleflight_lease_ttl: expected a finite number of seconds, at least 0.5, got '30'",
+        f"setting singleflight_lease_ttl: expected {A_LEASE}, got '30'",
     ),
     row(
         "setting with a policy of a later version",
@@ -345,8 +391,8 @@ WRONG = [
     ),
     row(
         "Django setting of a later version",
-        django(CELERY_SINGLEFLIGHT_MIN_HOLD=5),
-        f"the Celery settings: CELERY_SINGLEFLIGHT_MIN_HOLD {LATER}; expected one of {DJANGO_SETTINGS}",
+        django(CELERY_SINGLEFLIGHT_MAX_PENDING=5),
+        f"the Celery settings: CELERY_SINGLEFLIGHT_MAX_PENDING {LATER}; expected one of {DJANGO_SETTINGS}",
     ),
     row(
         "Django setting with a wrong value",
@@ -486,12 +532,49 @@ WRONG = [
         store(singleflight_url="redis://host", singleflight_transport_options=["socket_timeout"]),
         "setting singleflight_transport_options: expected a mapping, got ['socket_timeout']",
     ),
+    row(
+        "transport option that has a place of its own",
+        store(singleflight_url="redis://host", singleflight_transport_options={"retry": 3}),
+        "singleflight_transport_options: there is no retry: a script call has attempts of its own, within about a quarter of a "
+        "second plus the time-outs",
+    ),
+    row(
+        "time-out that is no number",
+        store(singleflight_url="redis://host", singleflight_transport_options={"socket_timeout": "x"}),
+        "singleflight_transport_options, socket_timeout: expected seconds above 0, got 'x'",
+    ),
+    row(
+        "time-out of zero",
+        store(singleflight_url="redis://host", singleflight_transport_options={"socket_connect_timeout": 0}),
+        "singleflight_transport_options, socket_connect_timeout: expected seconds above 0, got 0",
+    ),
+    # The store, when a task is bound: before a message is published, and before a worker takes one
+    row(
+        "URL of another server, at bind",
+        settings(singleflight_url="http://x"),
+        f"the store at http://x cannot be used: {URLS}",
+    ),
+    row(
+        "key prefix with braces, at bind",
+        settings(singleflight_key_prefix="{sf}"),
+        "setting singleflight_key_prefix: expected a text without braces, got '{sf}'",
+    ),
+    row(
+        "transport options that are no mapping, at bind",
+        settings(singleflight_transport_options=["socket_timeout"]),
+        "setting singleflight_transport_options: expected a mapping, got ['socket_timeout']",
+    ),
+    row(
+        "time-out that is no number, at bind",
+        settings(singleflight_url="redis://host", singleflight_transport_options={"socket_timeout": "x"}),
+        "singleflight_transport_options, socket_timeout: expected seconds above 0, got 'x'",
+    ),
     # Locks outside of a task
     row("lock without a name", held(""), "lock '', name: expected a text that is not empty, got ''"),
     row("lock with a number for a name", held(5), "lock 5, name: expected a text that is not empty, got 5"),
     row("lock that waits", held(wait=-1), "lock 'n', wait: expected seconds from 0, or inf for no bound, got -1"),
     row("lock limit", held(lock_limit=0), "lock 'n', lock_limit: expected a whole number from 1 to 1000, got 0"),
-    row("lock lease", held(lease_ttl="30"), "lock 'n', lease_ttl: expected a finite number of seconds, at least 0.5, got '30'"),
+    row("lock lease", held(lease_ttl="30"), f"lock 'n', lease_ttl: expected {A_LEASE}, got '30'"),
     row("lock hold", held(max_hold=None), "lock 'n', max_hold: expected seconds, at least 1, or inf for no bound, got None"),
 ]
 
@@ -563,3 +646,36 @@ def test_a_wrong_option_is_of_every_kind_that_it_is_caught_as():
         bind(lock_limit=0)
     assert isinstance(caught.value, ConfigurationError)
     assert isinstance(caught.value, ValueError)
+
+
+def test_an_app_without_a_store_may_bind_and_publish():
+    """A publisher needs none."""
+    assert call()().id
+
+
+@pytest.mark.parametrize("name", ["celery.mine", "celery_mine.settle"])
+def test_a_task_is_celerys_own_by_its_function_and_not_by_its_name(name):
+    app = shop()
+    task = app.task(base=SingleflightTask, name=name, shared=False)(settle)
+    app.finalize()
+    assert task._binding.name == name
+
+
+def test_celerys_own_tasks_are_left_alone_where_all_tasks_of_an_app_are_protected():
+    app = Celery("shop", set_as_current=False, task_cls=SingleflightTask, broker="memory://", backend="cache+memory://")
+    app.finalize()
+    own = [task for name, task in app.tasks.items() if name.startswith("celery.")]
+    assert len(own) > 5
+    assert [task.name for task in own if task._binding is not None] == []
+
+
+def test_a_misspelt_option_of_the_second_in_a_chain_is_logged_and_the_chain_goes_on(place, caplog):
+    """It is published by the tracer of the first, whose failure an error would become."""
+    task = place.task(settle, lock_on=("tenant_id",))
+    result = chain(task.si(1, 1), task.si(2, 2).set(contention_polcy="skip")).delay()
+    with caplog.at_level("ERROR", "celery_singleflight"):
+        place.deliver_all()
+    assert (result.parent.state, result.state) == ("SUCCESS", "SUCCESS")
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("celery_singleflight")]
+    unknown = "there is no contention_polcy, did you mean contention_policy?"
+    assert said == [f"an option has no effect: call of {task.name}: {unknown} Expected one of {CALL_OPTIONS}"]
