@@ -118,7 +118,7 @@ def make_place(monkeypatch):
     monkeypatch.setattr(
         coordination,
         "connect",
-        lambda url, options: ClientConnections(lambda: fakeredis.FakeRedis(server=server), spans_slots=True),
+        lambda url, options, **_: ClientConnections(lambda: fakeredis.FakeRedis(server=server), spans_slots=True),
     )
 
     def make(**settings: Any) -> Place:
@@ -156,6 +156,6 @@ class Clock:
 def clock(monkeypatch):
     """Stands in for `time` in the modules that count the life of a lease."""
     clock = Clock()
-    for module in ("direct", "ending", "heartbeat", "lease", "run"):
+    for module in ("direct", "ending", "heartbeat", "lease", "run", "settling"):
         monkeypatch.setattr(f"celery_singleflight.{module}.time", clock)
     return clock

@@ -17,9 +17,13 @@ from celery_singleflight import errors
 from celery_singleflight.errors import (
     ConfigurationError,
     Contended,
+    DeadLettered,
+    ExecutionKeyReused,
     FencingUnavailable,
     LeaseLost,
     LockKeyError,
+    MaxHoldExceeded,
+    NestedLeaseLost,
     OptionError,
     ResultUnavailable,
     ScriptError,
@@ -50,6 +54,21 @@ MESSAGES = [
     (
         WaitTimeout(*CONTENTION),
         "billing[7] was still contended at the end of wait_timeout: held by t1 on w1@host for 1.2 s, its lease has 28.8 s left",
+    ),
+    (
+        DeadLettered("billing[7]", "t1", "w1@host", 5),
+        "t1 on billing[7] is dead-lettered: 5 of its runs died with their process, the last on w1@host",
+    ),
+    (
+        DeadLettered("billing[7]", "t1", "", 5),
+        "t1 on billing[7] is dead-lettered: 5 of its runs died with their process, the last on unknown",
+    ),
+    (NestedLeaseLost("billing[7]"), "a lease that the body held on billing[7] is lost"),
+    (NestedLeaseLost("billing[7]", "taken"), "a lease that the body held on billing[7] is lost: taken"),
+    (MaxHoldExceeded("billing[7]", 12.5), "the run held billing[7] for longer than its max_hold, 12.5 s"),
+    (
+        ExecutionKeyReused("invoice:42", "shop.pay"),
+        "execution key invoice:42 belongs to the task shop.pay, which shares the lock name",
     ),
     (LeaseLost("billing[7]"), "the lease on billing[7] is lost"),
     (LeaseLost("billing[7]", "taken"), "the lease on billing[7] is lost: taken"),

@@ -360,7 +360,6 @@ def test_the_execution_key_is_the_task_id_unless_there_is_another(place):
         (("day",), '["monday"]'),
         (("tenant_id",), "[7]"),
         (("tenant_id", "day"), '[7,"monday"]'),
-        ((), "[]"),
         (lambda tenant_id: tenant_id * 2, "[14]"),
         (lambda day: day, "monday"),
         (lambda day: [day], "monday"),
