@@ -12,10 +12,12 @@ from celery_singleflight.connection import BRISK_PAUSES
 from celery_singleflight.errors import ConfigurationError
 from celery_singleflight.heartbeat import Heartbeat
 from celery_singleflight.keys import KeySpace
-from celery_singleflight.servers import connect
+from celery_singleflight.servers import client_beside, connect
 from celery_singleflight.store import Store
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from celery import Celery
 
 __all__ = ("Coordination", "check_store_settings", "coordination", "coordinations")
@@ -37,6 +39,10 @@ class Coordination:
     def brisk_store(self) -> Store:
         """The same store for an event loop, which cannot wait."""
         return Store(connect(*self._server, pauses=BRISK_PAUSES), self._keys)
+
+    def client(self) -> AbstractContextManager[Any]:
+        """Return a redis-py client of the store, for what no script does; raises `StoreUnavailable` in the block."""
+        return client_beside(connect(*self._server, pauses=BRISK_PAUSES))
 
 
 _coordinations: Final[WeakKeyDictionary[Celery, Coordination]] = WeakKeyDictionary()

@@ -17,6 +17,7 @@ from celery.bootsteps import StartStopStep
 from celery_singleflight import signals
 from celery_singleflight.binding import lock_names
 from celery_singleflight.coordination import coordination
+from celery_singleflight.durability import warn_of_risks
 from celery_singleflight.errors import SingleflightError
 from celery_singleflight.message import publish_again
 
@@ -100,11 +101,15 @@ class SweeperStep(StartStopStep):  # type: ignore[misc]
         super().__init__(consumer, **options)
         self._sweeper = Sweeper(consumer.app)
         self._entry: Any = None
+        self._has_warned = False
         if lock_names(consumer.app):
             coordination(consumer.app)  # a worker of protected tasks that has no store does not start
 
     def start(self, consumer: Any) -> None:
         """Look for the first time, soon."""
+        if not self._has_warned and lock_names(consumer.app):
+            warn_of_risks(coordination(consumer.app).client)
+            self._has_warned = True
         self._entry = consumer.timer.call_after(_INTERVAL, self._tick, (consumer,))
 
     def stop(self, consumer: Any) -> None:
