@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -59,6 +60,7 @@ def lock(
         return
     if lease_ttl is None:
         lease_ttl = app.conf.get("singleflight_lease_ttl") or OPTIONS["lease_ttl"].default
+    pid = os.getpid()
     owner = new_owner()
     claim = Claim(
         record=Record(key, owner, None),
@@ -80,7 +82,10 @@ def lock(
             yield lease
         lease.check()
     finally:
-        give_back(place, owner, claim.record, forget=True)
+        place.heartbeat.drop(owner, claim.record)
+        lease.mark_lost("it was given back")
+        if os.getpid() == pid:  # a child that leaves the block of its parent has nothing to give back
+            give_back(place, owner, claim.record, forget=True)
 
 
 def call_directly(

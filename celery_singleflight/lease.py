@@ -173,12 +173,17 @@ class Holding:
                 if lease is not None and self.is_outermost:
                     lease.body.end()
                 innermost = _innermost.get()
-                while innermost is not None and innermost.is_over:  # blocks may end in any order
+                while innermost is not None and not innermost.is_open:  # blocks may end in any order
                     innermost = innermost.outer
                 _innermost.set(innermost)
             except LeaseLost:
                 continue  # it came as the body ended: what the store says of the outcome counts
             return
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the block goes on, and so does that of the lease's outermost holder."""
+        return not self.is_over and (self.lease is None or self.lease.body.is_under_way)
 
 
 _innermost: ContextVar[Holding | None] = ContextVar("singleflight_holding", default=None)
@@ -193,7 +198,7 @@ def holdings() -> Iterator[Holding]:
     holding, thread = _innermost.get(), _here()
     # Where threads and forked processes inherit the context they still do not inherit the lease.
     while holding is not None and holding.thread == thread:
-        if not holding.is_over:  # else it was inherited by a context that goes on after the block
+        if holding.is_open:  # else it was inherited by a context that goes on after the block
             yield holding
         holding = holding.outer
 
