@@ -9,6 +9,7 @@ from uuid import uuid4
 from kombu.utils import json as kombu_json
 
 from celery_singleflight import headers as header
+from celery_singleflight.courier import careful_producer
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -66,9 +67,9 @@ def publish_again(app: Celery, handout: Handout) -> str:
     compression = headers.pop("compression", None)
     if compression:
         sent["compression"] = compression
-    with app.producer_or_acquire() as producer:
+    with careful_producer(app) as producer:
         producer.publish(body, headers=headers, declare=queues_behind(app, head["exchange"]), retry=False, **sent)
-    return str(headers["id"])
+    return str(headers.get("id", ""))
 
 
 def queues_behind(app: Celery, exchange: str | None) -> list[Any]:

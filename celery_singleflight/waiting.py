@@ -13,6 +13,7 @@ from kombu.exceptions import OperationalError
 from kombu.serialization import registry
 
 from celery_singleflight import headers as header, signals
+from celery_singleflight.courier import careful_producer
 from celery_singleflight.errors import Contended, StoreUnavailable
 from celery_singleflight.message import queues_behind
 from celery_singleflight.policies import LONGEST_DELAY, blind_delay, requeue_delay
@@ -113,7 +114,8 @@ def _publish(trigger: Trigger, countdown: float, headers: dict[str, Any]) -> Any
     signature = task.signature_from_request(request, **options)
     while True:
         try:
-            signature.apply_async()
+            with careful_producer(trigger.binding.app) as producer:
+                signature.apply_async(producer=producer)
         except SoftTimeLimitExceeded:
             continue  # the limit is one of the body, which does not run
         except (OperationalError, OSError) as error:

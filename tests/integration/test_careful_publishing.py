@@ -1,0 +1,113 @@
+"""What goes back to RabbitMQ is confirmed before the message that it continues is acknowledged."""
+
+from __future__ import annotations
+
+import os
+import threading
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+from kombu import Queue
+from nodes import wait_until
+
+from celery_singleflight.courier import careful_producer
+
+
+class Place:
+    """An app behind the proxy, a queue of its own, and a look at it that does not go through the proxy."""
+
+    def __init__(self, proxied: str, straight: str) -> None:
+        self.app = Celery("careful", broker=proxied, set_as_current=False)
+        self.queue = Queue(f"careful-{uuid4().hex[:8]}", durable=False, auto_delete=False)
+        self._straight = Celery("straight", broker=straight, set_as_current=False)
+
+    def publish(self, producer, body):
+        producer.publish(body, routing_key=self.queue.name, declare=[self.queue], retry=False)
+
+    def count(self):
+        with self._straight.connection_for_read() as connection:
+            return self.queue(connection).queue_declare(passive=True).message_count
+
+    def close(self):
+        with self._straight.connection_for_read() as connection:
+            self.queue(connection).delete()
+
+
+@pytest.fixture
+def place(rabbitmq, rabbit_proxy):
+    place = Place(rabbit_proxy.url_for(rabbitmq), rabbitmq)
+    with careful_producer(place.app) as producer:
+        place.publish(producer, "first")
+    yield place
+    rabbit_proxy.resume()
+    place.close()
+
+
+def in_thread(work):
+    """Run it in a thread; returns the thread, and a list for the error that it ends with."""
+    errors = []
+
+    def run():
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001, whatever a client raises
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, errors
+
+
+def test_a_message_that_the_broker_has_not_got_is_not_sent(place, rabbit_proxy):
+    rabbit_proxy.stall()
+
+    def send():
+        with careful_producer(place.app) as producer:
+            place.publish(producer, "second")
+
+    thread, errors = in_thread(send)
+    thread.join(0.5)
+    assert thread.is_alive(), "it waits for the broker's word"
+    rabbit_proxy.cut()
+    rabbit_proxy.resume()
+    thread.join(20)
+    assert errors, "what was lost on the way is an error"
+    assert place.count() == 1
+    send()
+    assert place.count() == 2
+
+
+def test_celerys_own_producer_would_not_have_noticed(place, rabbit_proxy):
+    with place.app.producer_pool.acquire(block=True) as producer:
+        place.publish(producer, "second")
+        wait_until(lambda: place.count() == 2)
+        rabbit_proxy.stall()
+        producer.publish("third", routing_key=place.queue.name, retry=False)
+        rabbit_proxy.cut()
+        rabbit_proxy.resume()
+    assert place.count() == 2
+
+
+def test_a_forked_process_has_a_connection_of_its_own(place):
+    with careful_producer(place.app) as producer:
+        mine = id(producer)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with careful_producer(place.app) as producer:
+                place.publish(producer, "of the child")
+                os._exit(0 if id(producer) != mine else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert place.count() == 2
+
+
+def test_a_redis_confirms_by_its_reply(valkey):
+    app = Celery("careful", broker=valkey.url, set_as_current=False)
+    name = f"careful-{uuid4().hex[:8]}"
+    with careful_producer(app) as producer:
+        producer.publish("first", routing_key=name, declare=[Queue(name)], retry=False)
+    with app.connection_for_read() as connection:
+        assert connection.default_channel.client.llen(name) == 1
