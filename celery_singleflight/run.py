@@ -70,13 +70,13 @@ def _enter(trigger: Trigger) -> Acquired | Held | Ended | Surplus | None:
             time.sleep(pause)
             entered = store.enter(trigger.claim)
     except StoreUnavailable as error:
+        give_back(trigger.binding.coordination, trigger.claim.owner, trigger.claim.record, is_brisk=True)  # if it was granted
         policy = trigger.binding.options.store_error_policy
         if policy == "run":
             logger.error("%s[%s] runs without protection: %s", trigger.task.name, trigger.request.id, error)  # noqa: TRY400
             return None
         if policy == "fail" or trigger.request.is_eager:
             raise
-        give_back(trigger.binding.coordination, trigger.claim.owner, trigger.claim.record, is_brisk=True)  # if it was granted
         requeue_without_store(trigger, error)
     except BaseException as error:
         # A time limit or shutdown fell into the request: what it may have got is given back. Celery fails the trigger for the

@@ -58,7 +58,7 @@ class Store(Custody):
                 "message": as_text(claim.message),
                 "member": record.member,
                 "deaths": "" if claim.max_deliveries is None else claim.max_deliveries,
-                "task": claim.task,
+                "task": "" if record.execution_key is None else claim.task,
             },
         )
         match reply.word:

@@ -27,7 +27,7 @@
 -- ARGV[16] message    the message, to be published again if this delivery dies; empty when the store is not to keep it
 -- ARGV[17] member     the trigger, as `due` names it
 -- ARGV[18] deaths     how many of its runs may die before the trigger is dead-lettered; empty for no bound
--- ARGV[19] task       name of the task: an explicit execution key belongs to one
+-- ARGV[19] task       name of the task that an explicit execution key belongs to; empty when the task id is the key
 --
 -- Returns {"acquired", fence, run, attempt}  it is ours, also when asked again with the same owner token
 --      or {"held", what, holder, age_ms, remaining_ms, hold_ms, turn_ms, now_ms, first_ms}  what is "lock"; "execution",
@@ -73,7 +73,7 @@ if is_running and holder == owner then
   return acquired(token, run_id, tonumber(attempts))
 end
 
-if separate and by_task and by_task ~= task then
+if task ~= '' and by_task and by_task ~= task then
   return {'reused', by_task}
 end
 newest = tonumber(newest)
@@ -269,9 +269,11 @@ run_id = run_id or run
 attempts = (tonumber(attempts) or 0) + 1
 local record = {'owner', owner, 'until_ms', text(mine.ends), 'since_ms', text(mine.since), 'fence', token, 'run', run_id,
                 'attempt', attempts, 'task_id', task_id, 'worker', worker, 'lock_key', lock_key, 'run_generation', generation}
-if separate then
+if task ~= '' then
   record[#record + 1] = 'task'
   record[#record + 1] = task
+end
+if separate then
   if message ~= '' then
     remember('has_run', '1', 'message', message)
   else
