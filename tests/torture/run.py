@@ -239,7 +239,7 @@ class Torture:
 
     def _await_clean_store(self) -> list[tuple[str, str, str, bool]]:
         """No live lease, nothing due, no message left; what is settled in batches is given a while."""
-        until = time.monotonic() + 20
+        until = time.monotonic() + (2 if self._open() else 20)
         while True:
             client = self.place.store_client()
             now = sum(n * f for n, f in zip(client.time(), (1000, 0.001), strict=True))
@@ -271,7 +271,7 @@ class Torture:
         # A lease, a fence and a pace for each key of two lock names, and an index for each lock name.
         bound = units + 3 * 2 * (self.options.keys + 5) + 10
         waiting = self.place.waiting_messages()
-        until = time.monotonic() + 15
+        until = time.monotonic() + (2 if self._open() else 15)
         while waiting and time.monotonic() < until:
             time.sleep(0.5)
             if self.place.is_redis:

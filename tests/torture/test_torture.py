@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,16 +44,17 @@ def test_under_every_fault_nothing_is_lost_and_nothing_happens_twice(tmp_path):
     [
         ("no-renewal", "none", "overlap of one key"),
         ("finish-without-owner", "stop child", "does not count|two outcomes|overlap of one|second effect"),
-        ("no-sweeper", "kill worker", "ran again only after"),
+        ("no-sweeper", "kill worker", "lost, PENDING|ran again only after"),
         ("same-token", "none", "a token is not greater"),
-        ("no-memory", "duplicates", "after a durable record"),
+        ("no-memory", "none", "after a durable record"),
+        ("no-callbacks-after-death", "kill child", "lost, "),
     ],
 )
 def test_a_package_that_is_broken_has_a_red_verdict(tmp_path, sabotage, faults, seen):
-    how = ("--seconds", 12, "--seed", SEED, "--keys", 6, "--gap", 1.5, "--workers", 2, "--drain", 20)
+    how = ("--seconds", 9, "--seed", SEED, "--keys", 8, "--gap", 2.5, "--drain", 10)
     code, said = torture(tmp_path, "--sabotage", sabotage, "--only", faults, *how)
     assert code == 1
-    assert any(word in said for word in seen.split("|"))
+    assert re.search(f"VIOLATION.*({seen})", said)
 
 
 def test_the_same_seed_makes_the_same_plan_and_another_seed_another_one():

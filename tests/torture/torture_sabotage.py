@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import Any
 
 from celery_singleflight import custody, heartbeat, script, store, sweeper
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 def _change(module: object, name: str, old: str, new: str) -> None:
-    """Change the text of a loaded script; a text that is not there any more is an error."""
+    """Change the text of a loaded script, by a pattern; one that is not there any more is an error."""
     whole: script.Script = getattr(module, name)
-    header, _, text = whole.source.partition("\n")
-    if old not in text:
+    _, _, text = whole.source.partition("\n")
+    text, count = re.subn(old, new, text)
+    if not count:
         raise ValueError(f"script {whole.name} has no {old!r}")
-    setattr(module, name, script.Script(whole.name, text.replace(old, new)))
-    if not getattr(module, name).source.startswith(header):
-        raise ValueError(f"script {whole.name} is not declared as before")
+    setattr(module, name, script.Script(whole.name, text))
+
+
+def _change_finish(**changed: Any) -> None:
+    finish = store.Store.finish
+
+    def changed_finish(self, *args, **kwargs):
+        return finish(self, *args, **{**kwargs, **changed})
+
+    store.Store.finish = changed_finish
 
 
 def finish_without_owner() -> None:
     """A run that was overtaken records its outcome all the same, and frees the key whoever holds it."""
-    _change(store, "_FINISH", "return {'refused', holder or by or '', done or ''}", "redis.call('DEL', lease)")
-    _change(store, "_FINISH", "return {'refused', ended_by or '', ended}", "redis.call('DEL', lease)")
-    _change(store, "_FINISH", "return {'refused', '', ''}", "redis.call('DEL', lease)")
+    _change(store, "_FINISH", r"return \{'refused'.*\}", "redis.call('DEL', lease)")
 
 
 def no_sweeper() -> None:
@@ -36,34 +40,26 @@ def no_sweeper() -> None:
 def no_renewal() -> None:
     """Leases are not renewed, and nobody minds."""
     heartbeat.Heartbeat._renew = lambda self: None
-    store.Store.finish = _never_refused(store.Store.finish)
-
-
-def _never_refused(finish: Callable[..., object]) -> Callable[..., None]:
-    def finish_anyway(self, *args, **kwargs):
-        finish(self, *args, **kwargs)
-
-    return finish_anyway
 
 
 def no_memory() -> None:
-    """What has succeeded is run again for the next trigger with its execution key."""
-    _change(store, "_ENTER", "if is_own_outcome or done then", "if is_own_outcome then")
+    """What has succeeded is forgotten at once."""
+    _change_finish(keep=0.001)
 
 
 def same_token() -> None:
     """Fencing tokens do not grow."""
-    _change(store, "_ENTER", "token = clock[1] * 1000000 + clock[2]", "token = 4000000000000000 - math.floor(clock[1])")
-    _change(store, "_ENTER", "token = last + 1", "token = last - 1")
+    _change(store, "_ENTER", r"token = clock\[1\] \* 1000000 \+ clock\[2\]", "token = 4000000000000000 - clock[1]")
+    _change(store, "_ENTER", r"token = last \+ 1", "token = last - 1")
 
 
-def unsettled_is_settled() -> None:
-    """What follows an outcome is taken for sent when it is not: nobody sends the tail of a chain whose head was killed."""
-    _change(store, "_FINISH", "'ended_ms', ended_ms,", "'ended_ms', ended_ms, 'settled', '1',")
+def no_callbacks_after_death() -> None:
+    """What follows an outcome is taken for sent when it is not."""
+    _change(store, "_FINISH", "return 'finished'", "redis.call('HSET', trigger, 'settled', '1') return 'finished'")
 
 
-def no_takeover_on_death() -> None:
-    """The message of a killed child is not given back, and the store does not know it either."""
+def no_handout() -> None:
+    """The sweeper looks, and finds nothing to rescue."""
     _change(custody, "_RESCUE", "if not message or settled then", "if true then")
 
 
