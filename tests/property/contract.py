@@ -19,6 +19,7 @@ class Delivery(NamedTuple):
     copy: str = ""
     previous: str = "-"
     generation: int = 0
+    message: bytes = b""
 
     @property
     def execution(self) -> str:
@@ -36,6 +37,31 @@ class Trigger:
     body: bytes = b""
     told: str | None = None
     is_settled: bool = False
+    #: Whether it ended so long ago that nobody can be at passing its outcome on any more.
+    is_old: bool = False
+    concluded_by: str | None = None
+    #: The message in custody, whether the sweeper is to look at it, and how often it was handed out.
+    message: bytes | None = None
+    is_due: bool = False
+    handouts: int = 0
+    #: Whether it has run before, how many of its runs have died, and who gave it back last without having died.
+    has_run: bool = False
+    died: int = 0
+    left_by: str | None = None
+
+    def end(self, outcome: str | None, body: bytes, told: str | None) -> None:
+        self.outcome, self.body, self.told, self.is_old = outcome, body, told, False
+
+    def enter_custody(self, message: bytes) -> None:
+        if message:
+            self.message, self.is_due = message, True
+
+    def settle(self) -> None:
+        self.is_settled = True
+        self.leave_custody()
+
+    def leave_custody(self) -> None:
+        self.message, self.is_due = None, False
 
 
 @dataclass
@@ -66,10 +92,14 @@ class Lock:
 
 
 class Contract:
-    """The state of one store in which every lock key has the same limit."""
+    """The state of one store in which every lock key has the same limit.
 
-    def __init__(self, limit: int) -> None:
+    `deviations` are what the scripts do in another way for now.
+    """
+
+    def __init__(self, limit: int, deviations: frozenset[str] = frozenset()) -> None:
         self.limit = limit
+        self.deviations = deviations
         self.flush()
 
     def flush(self) -> None:
@@ -81,10 +111,19 @@ class Contract:
     def lock(self, name: str) -> Lock:
         return self.locks.setdefault(name, Lock())
 
-    def enter(self, delivery: Delivery, *, on_held: str, has_grace: bool) -> tuple[object, ...]:
+    def enter(
+        self,
+        delivery: Delivery,
+        *,
+        on_held: str,
+        has_grace: bool,
+        first_to_go: str | None = None,
+        max_deaths: int | None = None,
+    ) -> tuple[object, ...]:
         """Return the word of the reply and what comes with it; None for the token and the run id of a new lease.
 
-        `has_grace`: whether another delivery that ended the trigger, however long ago, is given time to send what follows.
+        `has_grace`: whether another delivery that has ended the trigger is given time to send what follows. `first_to_go`: the
+        trigger whose place in the lease is free before the others.
         """
         trigger = self.triggers.get(delivery.task_id, Trigger(0, None))
         execution = self.executions.get(delivery.execution, Execution())
@@ -93,25 +132,65 @@ class Contract:
         why = self.surplus(delivery)
         if why:
             return ("surplus", why)
-        answers = execution.outcome or trigger.outcome != "succeeded" or not delivery.execution_key
-        if trigger.outcome and answers and has_grace and not trigger.is_settled and trigger.told != delivery.owner:
-            self._remember(delivery)
-            return ("held", "own")
-        if trigger.outcome and (trigger.outcome != "succeeded" or not delivery.execution_key):
-            trigger.told = delivery.owner
-            return ("ended", trigger.outcome, trigger.body, trigger.is_settled)
+        if trigger.outcome and self.is_newer(delivery):
+            self._reopen(trigger, delivery)
+        if trigger.outcome and (trigger.outcome != "succeeded" or trigger.is_settled or execution.outcome):
+            return self._answer(trigger, execution, delivery, has_grace=has_grace)
         if execution.outcome:
             return self._end(delivery, execution.outcome, execution.body)
-        return self._take(delivery, execution, on_held)
+        if on_held != "ask" and (trigger.has_run or delivery.generation > 0):
+            on_held = "wait"
+        return self._take(delivery, execution, on_held, first_to_go, max_deaths)
 
-    def _take(self, delivery: Delivery, execution: Execution, on_held: str) -> tuple[object, ...]:
+    def _reopen(self, trigger: Trigger, delivery: Delivery) -> None:
+        """The run that has ended the trigger had sent a retry before: that is the last word."""
+        trigger.end(None, b"", None)
+        trigger.is_settled, trigger.concluded_by = False, None
+        if not delivery.execution_key and delivery.execution in self.executions:
+            self.executions[delivery.execution].outcome = None
+
+    def _answer(self, trigger: Trigger, execution: Execution, delivery: Delivery, *, has_grace: bool) -> tuple[object, ...]:
+        is_anothers = trigger.told != delivery.owner
+        if has_grace and is_anothers and not trigger.is_settled and not trigger.is_old:
+            self._remember(delivery)
+            return ("held", "own")
+        if is_anothers:
+            trigger.told, trigger.is_old = delivery.owner, False
+        if not trigger.is_settled:
+            trigger.enter_custody(delivery.message)
+        has_lapsed = delivery.execution_key and trigger.outcome == "succeeded" and not execution.outcome
+        body = execution.body if trigger.outcome == "succeeded" else trigger.body
+        return ("ended", trigger.outcome, b"" if has_lapsed else body, trigger.is_settled)
+
+    def _take(
+        self, delivery: Delivery, execution: Execution, on_held: str, first_to_go: str | None, max_deaths: int | None
+    ) -> tuple[object, ...]:
         if execution.owner and execution.is_live:
             if execution.task_id != delivery.task_id:
                 return self._held("execution", delivery, on_held)
             return self._held("predecessor" if delivery.generation > execution.generation else "own", delivery, on_held)
+        if max_deaths and self._deaths(delivery, execution) >= max_deaths:
+            return self._bury(delivery, execution)
         if len(self.lock(delivery.lock).live) >= self.limit:
-            return self._held("lock", delivery, on_held)
+            if first_to_go != delivery.task_id or on_held == "ask":
+                return self._held("lock", delivery, on_held)
+            return self._held("predecessor" if self.is_newer(delivery) else "own", delivery, on_held)
         return ("acquired", None, execution.run_id or None, execution.attempt + 1)
+
+    def _deaths(self, delivery: Delivery, execution: Execution) -> int:
+        """How many runs of this message, and of copies of it, have died. One that has not ended and is not live has."""
+        trigger = self.triggers.get(delivery.task_id)
+        died = trigger.died if trigger and trigger.generation == delivery.generation else 0
+        is_dead = execution.owner and execution.task_id == delivery.task_id and execution.generation == delivery.generation
+        return died + 1 if is_dead else died
+
+    def _bury(self, delivery: Delivery, execution: Execution) -> tuple[object, ...]:
+        died = self._deaths(delivery, execution)
+        if execution.task_id == delivery.task_id:
+            self.executions.pop(delivery.execution, None)
+        answer = self._end(delivery, "dead-lettered", b"")
+        self.triggers[delivery.task_id].died = died
+        return answer
 
     def surplus(self, delivery: Delivery) -> str:
         """Return why another copy of the message counts, or "" when this one does."""
@@ -122,6 +201,11 @@ class Contract:
             return "generation"
         return "" if trigger.copy in (None, delivery.copy, delivery.previous) else "copy"
 
+    def is_newer(self, delivery: Delivery) -> bool:
+        """Whether it is of a later generation than any that is known."""
+        trigger = self.triggers.get(delivery.task_id)
+        return trigger is not None and trigger.generation >= 0 and delivery.generation > trigger.generation
+
     def granted(self, delivery: Delivery, token: int, run_id: str, attempt: int) -> None:
         """Take note of a new lease. Where every place of its lock key was taken, it clears away the expired ones."""
         lock = self.lock(delivery.lock)
@@ -129,8 +213,13 @@ class Contract:
             lock.owners = dict.fromkeys(lock.live, True)
         lock.owners[delivery.owner] = True
         lock.last_token = token
+        died = self._deaths(delivery, self.executions.get(delivery.execution, Execution()))
         trigger = self._remember(delivery)
-        trigger.outcome, trigger.told, trigger.is_settled = None, None, False
+        trigger.died, trigger.has_run = died, True
+        if trigger.outcome:
+            trigger.outcome, trigger.told, trigger.is_settled, trigger.is_old = None, None, False, False
+        trigger.handouts, trigger.left_by = 0, None
+        trigger.enter_custody(delivery.message)
         self.executions[delivery.execution] = Execution(
             owner=delivery.owner,
             is_live=True,
@@ -148,24 +237,34 @@ class Contract:
             return "taken"
         return "" if is_live else "expired"
 
-    def finish(self, delivery: Delivery, token: int, outcome: str, body: bytes) -> bool:
-        """Return whether the outcome counts."""
+    def finish(self, delivery: Delivery, token: int, outcome: str, body: bytes, *, holds: bool) -> bool:
+        """Return whether the outcome counts. `holds`: whether the place stays taken."""
         trigger = self.triggers.get(delivery.task_id)
         if trigger and trigger.outcome:
             return trigger.told == delivery.owner
         lock = self.lock(delivery.lock)
         if self._is_anothers(delivery) or (delivery.owner not in lock.owners and self._is_taken(lock, token)):
             return False
-        lock.owners.pop(delivery.owner, None)
+        self._leave(delivery, holds=holds)
         if trigger is None:
             # The store forgot it, and with it which of its messages counts.
             trigger = self.triggers[delivery.task_id] = Trigger(-1, None)
-        trigger.outcome, trigger.body, trigger.told = outcome, body, delivery.owner
+        trigger.end(outcome, body, delivery.owner)
         execution = self.executions.pop(delivery.execution, Execution())
         if outcome == "succeeded" or not delivery.execution_key:
             self.executions[delivery.execution] = execution
             execution.owner, execution.outcome, execution.body = None, outcome, body
         return True
+
+    def _leave(self, delivery: Delivery, *, holds: bool) -> None:
+        """The owner holds no more. Its place may stay taken, by a name that nobody owns."""
+        owners = self.lock(delivery.lock).owners
+        if owners.pop(delivery.owner, None) is not None and holds:
+            owners[held_place(delivery.owner)] = True
+
+    def let_pass(self, lock: str, owner: str) -> None:
+        """The time for which a place was held is over."""
+        self.lock(lock).owners[held_place(owner)] = False
 
     def _is_anothers(self, delivery: Delivery) -> bool:
         """Whether the run's execution is known, and somebody else has begun or ended it since."""
@@ -178,22 +277,90 @@ class Contract:
     def _is_taken(self, lock: Lock, token: int) -> bool:
         return lock.last_token > token if self.limit == 1 else len(lock.live) >= self.limit
 
-    def abandon(self, delivery: Delivery, generation: int | None) -> None:
-        self.lock(delivery.lock).owners.pop(delivery.owner, None)
-        execution = self.executions.get(delivery.execution)
-        if execution and execution.owner == delivery.owner:
+    def abandon(
+        self, delivery: Delivery, generation: int | None, *, again: bool = False, died: bool = False, holds: bool = False
+    ) -> None:
+        """`again`: whether the store goes on keeping the message; else it is the broker's. `died`: whether the process has."""
+        self._leave(delivery, holds=holds)
+        trigger, execution = self.triggers.get(delivery.task_id), self.executions.get(delivery.execution)
+        has_outcome = (execution and execution.outcome) if delivery.execution_key else (trigger and trigger.outcome)
+        is_its = bool(execution and execution.owner == delivery.owner and not has_outcome)
+        if trigger and died and not has_outcome and (is_its or trigger.left_by == delivery.owner):
+            trigger.died += 1
+            trigger.left_by = None
+        if trigger and execution and is_its:
             execution.owner = None
-        trigger = self.triggers.get(delivery.task_id)
+            trigger.left_by = trigger.left_by if died else delivery.owner
+            if not again:
+                trigger.leave_custody()
+            elif trigger.message is not None:
+                trigger.is_due = True
         if trigger and generation is not None and generation > trigger.generation:
-            trigger.generation, trigger.copy = generation, None
+            trigger.generation, trigger.copy, trigger.died = generation, None, 0
 
-    def settle(self, delivery: Delivery) -> bool:
-        """Return whether the trigger is settled by this delivery, for the first time."""
+    def conclude(self, delivery: Delivery, outcome: str, *, releases: bool, error: bytes | None) -> bool:
+        """Return whether the trigger has this outcome from this owner. Without an error all that follows has been sent."""
+        if releases:
+            self.lock(delivery.lock).owners.pop(delivery.owner, None)
         trigger = self.triggers.get(delivery.task_id)
-        if trigger is None or trigger.told != delivery.owner or trigger.is_settled:
+        if trigger and trigger.concluded_by == delivery.owner:
+            if error is None:
+                trigger.settle()
+            return True
+        if trigger is None or trigger.outcome or not self._stop(delivery):
             return False
-        trigger.is_settled = True
+        trigger.end(outcome, error or b"", delivery.owner if releases and error is not None else None)
+        trigger.concluded_by = delivery.owner
+        if error is None:
+            trigger.settle()
+        elif trigger.message is not None:
+            trigger.is_due = True
         return True
+
+    def _stop(self, delivery: Delivery) -> bool:
+        """No run works on the trigger any more. Returns False when another delivery does."""
+        execution = self.executions.get(delivery.execution)
+        if execution is None or execution.owner is None or execution.task_id != delivery.task_id:
+            return True
+        if execution.owner != delivery.owner and execution.is_live:
+            return False
+        if not delivery.execution_key:
+            execution.owner = None
+        elif execution.owner == delivery.owner:
+            del self.executions[delivery.execution]
+        return True
+
+    def settle(self, delivery: Delivery, *, is_done: bool) -> bool:
+        """Return whether the trigger is this delivery's to settle."""
+        trigger = self.triggers.get(delivery.task_id)
+        if trigger is None or trigger.told != delivery.owner:
+            return False
+        if not is_done:
+            trigger.is_old = False
+            return True
+        trigger.is_settled, trigger.is_due = True, False
+        if trigger.outcome == "dead-lettered":
+            trigger.handouts = 0  # somebody will want to see its message
+        else:
+            trigger.message = None
+        return True
+
+    def rescue(self, task_id: str, execution: str) -> tuple[object, ...]:
+        """Return what the sweeper is told: nothing, or the message, the copy to go on from, the outcome and the count."""
+        trigger = self.triggers.get(task_id)
+        if trigger is None or trigger.message is None or trigger.is_settled:
+            if trigger:
+                trigger.is_due = False
+            return ()
+        run = self.executions.get(execution, Execution())
+        if not trigger.is_old if trigger.outcome else run.owner and run.is_live and run.task_id == task_id:
+            return ()
+        trigger.handouts += 1
+        return (trigger.message, trigger.copy or "", trigger.outcome or "", trigger.handouts)
+
+    def age(self, task_id: str) -> None:
+        """The trigger ended long ago."""
+        self.triggers[task_id].is_old = True
 
     def expire(self, delivery: Delivery) -> None:
         lock = self.lock(delivery.lock)
@@ -207,6 +374,11 @@ class Contract:
         """The record of this execution is kept no longer."""
         del self.executions[execution]
 
+    def forget(self, task_id: str) -> None:
+        """The record of this trigger is kept no longer."""
+        del self.triggers[task_id]
+        self.executions.pop(f"task {task_id}", None)
+
     def _held(self, what: str, delivery: Delivery, on_held: str) -> tuple[object, ...]:
         is_newcomer = what in ("lock", "execution")
         if is_newcomer and on_held == "skip":
@@ -214,17 +386,29 @@ class Contract:
         if is_newcomer and on_held == "reject":
             return self._end(delivery, "rejected", b"")
         if on_held != "ask":
-            self._remember(delivery)
+            trigger = self._remember(delivery)
+            if is_newcomer:
+                trigger.leave_custody()
+                trigger.handouts = 0
         return ("held", what)
 
     def _end(self, delivery: Delivery, outcome: str, body: bytes) -> tuple[object, ...]:
         trigger = self._remember(delivery)
         # What Celery has done for another outcome, such as that of an execution kept no longer, it has not done for this one.
         trigger.is_settled = trigger.is_settled and trigger.outcome == outcome
-        trigger.outcome, trigger.body, trigger.told = outcome, body, delivery.owner
+        trigger.end(outcome, body, delivery.owner)
+        if not trigger.is_settled:
+            trigger.enter_custody(delivery.message)
         return ("ended", outcome, body, trigger.is_settled)
 
     def _remember(self, delivery: Delivery) -> Trigger:
         trigger = self.triggers.setdefault(delivery.task_id, Trigger(delivery.generation, delivery.copy))
+        if delivery.generation > trigger.generation and "deaths of predecessors" not in self.deviations:
+            trigger.died = 0
         trigger.generation, trigger.copy = delivery.generation, delivery.copy
         return trigger
+
+
+def held_place(owner: str) -> str:
+    """The name by which a place stays taken after its owner has ended."""
+    return f"{owner} ended"

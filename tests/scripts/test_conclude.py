@@ -328,3 +328,19 @@ def test_an_execution_stays_under_way_while_its_process_may_live(desk):
     assert not isinstance(desk.enter(other), Acquired)
     desk.conclude(claim, error=ERROR)
     assert isinstance(desk.enter(other), Acquired)
+
+
+@pytest.mark.xfail(reason="a retry takes the conclusion back, and the next word of the same conclusion ends the retry")
+@KEYS
+def test_a_retry_is_not_ended_by_the_further_words_of_the_conclusion_before_it(desk, execution_key):
+    """The body had sent its retry, then came the hard time limit: the main process tells of it three times."""
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.acquire(claim)
+    desk.conclude(claim, release=False, error=ERROR)
+    retry = desk.claim(execution_key=execution_key, generation=1, message=b"the retry")
+    assert desk.enter(retry).what == "predecessor"
+
+    desk.conclude(claim, error=ERROR)
+    desk.conclude(claim, release=False)
+
+    assert isinstance(desk.enter(retry), Acquired)

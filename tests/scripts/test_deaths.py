@@ -199,3 +199,20 @@ def test_a_dead_letter_is_rescued_when_nobody_has_told_it(desk, execution_key):
     assert (handout.message, handout.outcome, handout.times) == (MESSAGE, "dead-lettered", 1)
     copy = desk.claim(owner="copy", copy="c1", previous=handout.copy, message=MESSAGE, **how)
     assert desk.enter(copy).outcome is Outcome.DEAD_LETTERED
+
+
+@pytest.mark.xfail(reason="a generation that has to wait first inherits the deaths of the one before it")
+@KEYS
+def test_a_generation_that_has_to_wait_first_counts_anew_too(desk, execution_key):
+    how = {"execution_key": execution_key, "max_deliveries": 3, "message": MESSAGE}
+    for n in range(2):
+        die(desk, {"execution_key": execution_key, "max_deliveries": 3}, f"owner{n}", noticed=False)
+    last = desk.claim(owner="its retry is sent", **how)
+    desk.acquire(last)
+    retry = desk.claim(owner="retry", generation=1, **how)
+    assert desk.enter(retry).what == "predecessor"
+    desk.expire(last)
+
+    assert isinstance(desk.enter(retry), Acquired)
+
+    assert desk.trigger(retry).get("died", "0") == "0"
