@@ -49,7 +49,8 @@ class Cell(NamedTuple):
     #: What has to die before anybody comes to the point.
     first: tuple[str, str] | None = None
     task: str = "work"
-    #: Whether the broker has the only message, so that on Redis the trigger waits for the visibility timeout.
+    #: Whether the broker has the only message, so that on Redis the trigger waits for the visibility timeout; or may wait for
+    #: it, when the worker that died had fetched the new copy.
     is_the_brokers: bool = False
 
     def __str__(self) -> str:
@@ -71,9 +72,9 @@ def in_a_child(how: str) -> list[Cell]:
         Cell("settle:before", how),
         Cell("settle:after", how),
         Cell("requeue:before-publish", how, of="contender", is_the_brokers=is_worker),
-        Cell("requeue:after-publish", how, of="contender"),
-        Cell("retry:after-publish", how, (2, 3), task="retry_itself"),
-        Cell("abandon:after", how, (2,), task="retry_itself"),
+        Cell("requeue:after-publish", how, of="contender", is_the_brokers=is_worker),
+        Cell("retry:after-publish", how, (2, 3), task="retry_later"),
+        Cell("abandon:after", how, (2,), task="retry_later", is_the_brokers=is_worker),
     ]
 
 
@@ -121,17 +122,18 @@ class Victim:
         self.at_end.close()
 
     def judge(self):
-        expected = [["value", 1] if self.cell.task == "retry_itself" else "value", "tail"]
-        assert self.result.get(timeout=45) == expected
+        cell = self.cell
+        expected = [["value", 1] if cell.task == "retry_later" else "value", "tail"]
+        assert self.result.get(timeout=45) == expected, cell
         assert self.result.parent.get(timeout=5) == expected[0]
         assert_nothing_is_left(self.place, self.id, self.key)
         assert_nothing_is_left(self.place, f"{self.id}-tail", f"{self.key}-tail")
         # An hour later the broker delivers again what a dead worker had: there is nothing to do.
         let_the_broker_give_out_again(self.place, self.id)
         wait_until(lambda: messages_with(self.place, self.id) == 0, 20, "the broker has no message of it")
-        assert len(self.ledger.runs(self.key)) in self.cell.runs
-        assert live_overlaps(self.ledger, self.key) == 0
-        assert len(self.ledger.runs(f"{self.key}-tail")) == 1
+        assert len(self.ledger.runs(self.key)) in cell.runs, cell
+        assert live_overlaps(self.ledger, self.key) == 0, cell
+        assert len(self.ledger.runs(f"{self.key}-tail")) == 1, cell
         assert_nothing_is_left(self.place, self.id, self.key)
 
 
@@ -165,25 +167,17 @@ def place(crew, request):
     return crew
 
 
-@pytest.fixture(scope="module")
-def dead_children(crew):
-    """Children that die at every point, all at the same time."""
-    victims = {str(cell): Victim(crew, cell) for cell in CHILD_DIES}
+def test_children_die_at_every_point_and_their_workers_go_on(place):
+    victims = [Victim(place, cell) for cell in CHILD_DIES]
     # A child that dies while it settles may have begun something else: first those that take nobody else along.
     for is_settling in (False, True):
-        wave = [victim for victim in victims.values() if victim.cell.point.startswith("settle") == is_settling]
+        wave = [victim for victim in victims if victim.cell.point.startswith("settle") == is_settling]
         for victim in wave:
             victim.start()
         for victim in wave:
             victim.wait_for_deaths()
         for victim in wave:
-            victim.result.get(timeout=45)
-    return victims
-
-
-@pytest.mark.parametrize("cell", CHILD_DIES, ids=str)
-def test_a_child_dies_and_its_worker_goes_on(place, dead_children, cell):
-    dead_children[str(cell)].judge()
+            victim.judge()
     assert all(worker.container.status == "running" for worker in place.workers)
 
 
@@ -197,7 +191,8 @@ def test_a_worker_dies_and_another_goes_on(place, cell):
     victim.wait_for_deaths()
     wait_until(lambda: any(worker.container.status == "exited" for worker in place.workers), 10, "a worker is dead")
     if cell.is_the_brokers and is_on_redis(place):
-        assert let_the_broker_give_out_again(place, victim.id) == 1, "the broker has its message, and nobody else"
+        given = let_the_broker_give_out_again(place, victim.id)
+        assert given == 1 or "after" in cell.point, "the broker has its message, and nobody else"
     if cell.point == "sweep:after-handout":
         assert due_at(place, victim.id) < 10.1, "it comes up again by itself"
     if cell.point.startswith(("finish", "publish", "result", "settle", "release:after", "sweep")):
@@ -238,5 +233,5 @@ def test_every_point_is_killed_at():
 
 
 def test_every_point_is_documented():
-    rows = re.findall(r"^\| `([a-z:-]+)` \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
-    assert rows == list(POINTS)
+    rows = re.findall(r"^\| `([a-z:-]+)` \| (\w+) \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == list(POINTS.items())

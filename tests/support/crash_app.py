@@ -107,6 +107,14 @@ def add_tasks(app):  # noqa: C901, PLR0915, one task after the other
     for policy in ("requeue", "fail", "run"):
         task(name=f"protected_app.{policy}_without_store", store_error_policy=policy)(without_store)
 
+    @task(name="protected_app.retry_later")
+    def retry_later(self, key, value):
+        """Succeed at the second attempt, a second and a half after the first."""
+        body(self, key, retries=self.request.retries)
+        if self.request.retries == 0:
+            raise self.retry(countdown=1.5)
+        return value, self.request.retries
+
     @task(name="protected_app.tail")
     def tail(self, before, key):
         """The rest of a chain: with its lock key of its own it happens once, however often it is sent."""
