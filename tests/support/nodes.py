@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
+import shutil
 import signal as signal_module
 import socket
 import subprocess
@@ -40,6 +43,23 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+@functools.cache
+def _scratch(pid: int) -> Path:
+    """A directory that goes when this process does: whoever was torn down may be asked for its log, or start again."""
+    directory = Path(tempfile.mkdtemp(prefix="sf-"))
+
+    def remove() -> None:
+        if os.getpid() == pid:  # not a forked child, which inherits this
+            shutil.rmtree(directory, ignore_errors=True)
+
+    atexit.register(remove)
+    return directory
+
+
+def new_directory(name: str) -> Path:
+    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_scratch(os.getpid())))
+
+
 class ProcessContainer(CeleryTestContainer):
     """A process group with a log file; started when made, ended by `teardown`, at the latest."""
 
@@ -49,7 +69,7 @@ class ProcessContainer(CeleryTestContainer):
         self._name = name
         self._command = command
         self._env = {**os.environ, **(env or {})}
-        self._log_path = Path(tempfile.mkdtemp(prefix="sf-")) / f"{name}.log"
+        self._log_path = new_directory(name) / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -134,7 +154,7 @@ class ValkeyContainer(ProcessContainer):
 
     def __init__(self, name: str = "valkey", *arguments: str, port: int | None = None) -> None:
         self.port = port or free_port()
-        self.directory = tempfile.mkdtemp(prefix="sf-valkey-")
+        self.directory = str(new_directory(name))
         command = [str(get_binary_path()), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.directory]
         super().__init__(name, [*command, "--save", "", "--appendonly", "no", *arguments])
 

