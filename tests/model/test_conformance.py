@@ -1,0 +1,61 @@
+"""The model does what the scripts do, and the scripts what the model does."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from cluster import Keyspace
+from model_config import ALL_FAULTS, Config
+from replay import Replay, random_trace, short_traces
+
+from celery_singleflight.keys import KeySpace
+from celery_singleflight.servers import connect
+from celery_singleflight.store import Store
+
+#: Of its own, as it is emptied all the time.
+DATABASE = 12
+WALKS, LENGTH, DEPTH = 25, 50, 5
+
+ANY = Config(faults=9, kinds=ALL_FAULTS, outcomes=("succeeded", "failed"), retries=2)
+WORLDS = {
+    "two triggers": ANY,
+    "one trigger": ANY._replace(keys=(None,), policies=("wait",)),
+    "one execution key": ANY._replace(keys=("invoice", "invoice")),
+    "two places": ANY._replace(limit=2, keys=(None, "invoice", None), policies=("wait",) * 3, workers=3),
+    "skip and reject": ANY._replace(policies=("skip", "reject")),
+    "a store that forgets": ANY._replace(forgets=2),
+}
+DEATHS = ANY._replace(keys=(None,), policies=("wait",), retries=0, max_deliveries=2)
+
+
+@pytest.fixture(scope="module")
+def place(valkey):
+    url = f"{valkey.url}/{DATABASE}"
+    keyspace, connections = Keyspace.at(url), connect(url, {})
+    yield Store(connections, KeySpace("sf")), keyspace
+    connections.close()
+    keyspace.close()
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_random_traces_give_the_same_answers_and_leave_the_same(place, name):
+    replay = Replay(*place, WORLDS[name])
+    for seed in range(WALKS):
+        replay.run(random_trace(WORLDS[name], LENGTH, Random(seed)))
+
+
+@pytest.mark.parametrize("name", ["two triggers", "one execution key"])
+def test_all_short_traces_give_the_same_answers_and_leave_the_same(place, name):
+    config = WORLDS[name]._replace(faults=1, retries=1)
+    replay = Replay(*place, config)
+    for trace in short_traces(config, DEPTH):
+        replay.run(trace)
+
+
+@pytest.mark.parametrize("key", [None, "invoice"])
+def test_deaths_are_counted_as_in_the_model(place, key):
+    config = DEATHS._replace(keys=(key,))
+    replay = Replay(*place, config)
+    for seed in range(WALKS):
+        replay.run(random_trace(config, LENGTH, Random(seed)))
