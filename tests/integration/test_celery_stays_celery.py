@@ -100,6 +100,26 @@ def retry_with_arguments(t):
     return end_of(t.retry_with_arguments.delay("first"))
 
 
+def retries_and_goes_on(t, name, callbacks):
+    task, note = t.place.app.tasks[f"{t.kind}.{name}"], t.place.app.tasks["plain.note"]
+    result = task.apply_async((t.key,), link=note.si(f"{t.key}-link"))
+    wait_until(lambda: len([row for row in t.hooks(result) if "after_return" in row]) == 2, what="both runs have ended")
+    wait_until(lambda: len(t.place.ledger.read(f"{t.key}-link")) == callbacks, what="the callbacks have run")
+    return end_of(result)["state"], sorted(t.hooks(result)), len(t.place.ledger.read(t.key))
+
+
+def retry_that_returns(t):
+    return retries_and_goes_on(t, "retry_and_return", 2)
+
+
+def retry_that_is_eaten(t):
+    return retries_and_goes_on(t, "retry_and_eat_it", 2)
+
+
+def retry_that_fails(t):
+    return retries_and_goes_on(t, "retry_and_fail", 1)
+
+
 def ignored(t):
     result = t.ignore.delay()
     wait_until(lambda: t.hooks(result))
@@ -255,6 +275,20 @@ def compression(t):
 def given_task_id(t):
     task_id = uuid4().hex
     return t.add.apply_async((1, 2), task_id=task_id).get(timeout=20), t.place.app.AsyncResult(task_id).get(timeout=5)
+
+
+def given_task_id_as_an_object(t):
+    task_id = uuid4()
+    result = t.retry_twice.apply_async(task_id=task_id)
+    first = result.get(timeout=20), t.place.app.AsyncResult(str(task_id)).get(timeout=5)
+    linked = chain(t.add.si(1, 1).set(task_id=uuid4()), t.add.s(1).set(task_id=uuid4())).delay()
+    return first, linked.get(timeout=20)
+
+
+def given_task_id_as_an_object_eagerly(t):
+    task_id = uuid4()
+    results = [t.add.apply((1, 2), task_id=task_id), t.retry_twice.apply(task_id=uuid4()), t.fail.apply(task_id=uuid4())]
+    return results[0].id == task_id, [(result.state, repr(result.result)) for result in results]
 
 
 def extended_result(t):

@@ -25,7 +25,7 @@ class Hooks:
     """Notes each of Celery's hooks that is called for a task."""
 
     def _note(self, hook: str, task_id: str) -> None:
-        self.app.ledger.write(task_id, hook)
+        self.app.ledger.write(str(task_id), hook)
 
     def before_start(self, task_id, args, kwargs):
         self._note("before_start", task_id)
@@ -169,6 +169,31 @@ def add_tasks(app: Celery, kind: str, base: type) -> None:  # noqa: C901, PLR091
         if value == "first":
             raise self.retry(args=("second",), countdown=0)
         return value
+
+    @task(max_retries=3)
+    def retry_and_return(self, key):
+        ledger.write(key, "ran")
+        if self.request.retries == 0:
+            self.retry(countdown=0, throw=False)
+        return self.request.retries
+
+    @task(max_retries=3)
+    def retry_and_eat_it(self, key):
+        ledger.write(key, "ran")
+        if self.request.retries == 0:
+            try:
+                self.retry(countdown=0)
+            except Exception:  # noqa: BLE001, as people write it
+                return "eaten"
+        return self.request.retries
+
+    @task(max_retries=3)
+    def retry_and_fail(self, key):
+        ledger.write(key, "ran")
+        if self.request.retries == 0:
+            self.retry(countdown=0, throw=False)
+            raise KeyError("after its retry")
+        return self.request.retries
 
     @task()
     def replace_by_chain(self):
