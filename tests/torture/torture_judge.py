@@ -109,7 +109,7 @@ class Line:
     reruns: int = 0
     deaths: int = 0
     recoveries: list[float] = field(default_factory=list)
-    #: Those in which something else was in the way.
+    #: Those that took longer than promised, and something else was in the way.
     disturbed: list[float] = field(default_factory=list)
     late: int = 0
 
@@ -464,11 +464,12 @@ class Judge:
                     continue  # it has another outcome, or it is lost, which is said elsewhere
                 line = self.lines[struck.kind]
                 limits = promised(struck.kind, self.ttl)
-                is_disturbed = self._is_disturbed(struck, run, since, again)
+                is_late = limits is not None and again - since > limits[1]
+                is_disturbed = is_late and self._is_disturbed(struck, run, since, again)
                 (line.disturbed if is_disturbed else line.recoveries).append(again - since)
                 told = f"{struck.kind} at {struck.at - self.start:.2f}, {since - self.start:.2f} + {again - since:.2f} s"
                 self.told_recoveries.append(f"{told}{', disturbed' if is_disturbed else ''}: {self._told(run)}")
-                if limits and again - since > limits[1] and not is_disturbed:
+                if is_late and not is_disturbed:
                     line.late += 1
                     self._violated(struck.kind, f"ran again only after {again - since:.2f} s", self._told(run))
         for kind, line in self.lines.items():

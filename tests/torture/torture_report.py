@@ -34,7 +34,7 @@ _HEAD = (
     "listed apart",
     "reruns of uncertain",
     "recovery p50 / p99, s",
-    "with others in the way, longest",
+    "longer, others in the way",
     "late",
 )
 
