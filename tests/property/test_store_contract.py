@@ -188,7 +188,8 @@ class StoreMachine(RuleBasedStateMachine):
 
         When it is late, whoever has ended the trigger had all the time it takes to send what follows.
         """
-        task_ids = sorted(task_id for task_id in TRIGGERS if self.member(task_id) in self.due()) or sorted(TRIGGERS)
+        overdue = sorted(task_id for task_id in TRIGGERS if self.member(task_id) in self.due())
+        task_ids = overdue if overdue and number < 7 else sorted(TRIGGERS)
         task_id = task_ids[number % len(task_ids)]
         trigger = self.contract.triggers.get(task_id)
         if is_late and trigger and trigger.outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import threading
 import time
 from math import inf
@@ -13,11 +14,11 @@ import pytest
 import redis
 from nodes import wait_until
 
-from celery_singleflight import StoreUnavailable, signals
+from celery_singleflight import LeaseLost, StoreUnavailable, interruption, signals
 from celery_singleflight.claims import Acquired, Claim, Record
 from celery_singleflight.heartbeat import Heartbeat
 from celery_singleflight.keys import KeySpace, LockKey
-from celery_singleflight.lease import Lease
+from celery_singleflight.lease import Holding, Lease
 from celery_singleflight.servers import connect
 from celery_singleflight.store import Store
 
@@ -393,6 +394,130 @@ def test_a_thread_with_nothing_to_do_sleeps_until_there_is_something(beating, bo
     beating.keep(*make_lease(time, "second", ttl=0.6))
     wait_until(lambda: books.renewals, 5, "a renewal")
     assert beating._thread is thread
+
+
+# Deadlines, while the store does not answer
+
+
+@pytest.fixture
+def stuck(books):
+    """A store that does not answer before the end of the test."""
+    answer, asked = threading.Event(), threading.Event()
+
+    def wait():
+        asked.set()
+        answer.wait(30)
+
+    books.meanwhile = wait
+    yield asked
+    answer.set()
+
+
+def ends_in(seconds, name="billing"):
+    """A lease of half a minute that is near its end."""
+    lease, record = make_lease(time, name)
+    lease.expires_at = time.monotonic() + seconds
+    return lease, record
+
+
+def interrupted(lease):
+    """Work under a lease in a thread of its own; return what it is interrupted by, sooner or later."""
+    caught, has_begun = [], threading.Event()
+
+    def work():
+        try:
+            with Holding(lease):
+                has_begun.set()
+                while not lease.is_lost or not caught:
+                    time.sleep(0.001)
+        except LeaseLost as error:
+            caught.append((error.lock_key, error.reason))
+
+    threading.Thread(target=work, daemon=True).start()
+    assert has_begun.wait(10)
+    return caught
+
+
+def test_a_deadline_that_passes_while_the_store_does_not_answer_is_kept(beating, stuck, losses):
+    told = []
+
+    def note(lease, remaining, **_):
+        told.append((lease.lock_key, remaining))
+
+    lease, record = ends_in(0.5)
+    caught = interrupted(lease)
+    signals.lease_endangered.connect(note)
+    try:
+        beating.keep(lease, record)
+        beating._wake.set()
+        wait_until(lambda: losses and caught, 10, "the loss is told")
+    finally:
+        signals.lease_endangered.disconnect(note)
+    assert stuck.is_set()
+    assert time.monotonic() - lease.expires_at < 5
+    why = ("billing[]", "it could not be renewed before its deadline")
+    assert (losses, caught) == ([why], [why])
+    ((name, remaining),) = told
+    assert name == "billing[]"
+    assert 0 < remaining <= 0.5
+
+
+def test_a_deadline_is_kept_for_each_lease_and_the_released_ones_are_left_alone(beating, stuck, losses):
+    near, later, released = ends_in(0.3, "near"), ends_in(0.6, "later"), ends_in(0.3, "released")
+    for lease, record in (near, later, released):
+        beating.keep(lease, record)
+    beating._wake.set()
+    assert stuck.wait(10)
+    beating.drop(released[0].owner, released[1])
+    wait_until(lambda: len(losses) == 2, 10, "both losses")
+    assert [name for name, _ in losses] == ["near[]", "later[]"]
+
+
+def test_a_lease_that_is_far_from_its_deadline_is_not_watched(beating, books, losses):
+    lease, record = ends_in(15)
+    beating.keep(lease, record)
+    beating._wake.set()
+    wait_until(lambda: books.renewals, 10, "a renewal")
+    assert beating._watch is None
+    assert losses == []
+
+
+def test_the_watch_ends_when_the_store_has_answered(beating, books):
+    lease, record = ends_in(5)
+    beating.keep(lease, record)
+    beating._wake.set()
+    wait_until(lambda: beating._watch is not None and not beating._watch.is_alive(), 10, "the watch ends")
+    assert not lease.is_lost
+    assert lease.remaining > 20
+
+
+@pytest.mark.xfail(reason="a call may take longer than the heartbeat thinks, with time-outs of the user's or many leases")
+def test_a_deadline_is_kept_however_long_a_call_takes(beating, stuck, losses, monkeypatch):
+    monkeypatch.setattr("celery_singleflight.heartbeat._LONGEST_CALL", 0.1)
+    beating.keep(*ends_in(0.5))
+    beating._wake.set()
+    assert stuck.wait(10)
+    wait_until(lambda: losses, 3, "the loss is told")
+
+
+@pytest.mark.xfail(reason="a signal that falls between the last bytecode and a blocking call is not sent again")
+def test_a_body_that_blocks_is_interrupted_although_the_first_signal_was_not_noticed(beating, books, monkeypatch):
+    before = signal.getsignal(interruption.SIGNAL)
+    monkeypatch.setattr(interruption, "_handled_in", 0)
+    signal.signal(interruption.SIGNAL, signal.SIG_DFL)
+    sent, kill = [], signal.pthread_kill
+    monkeypatch.setattr(interruption.signal, "pthread_kill", lambda *args: sent.append(args) or (len(sent) > 1 and kill(*args)))
+    lease, record = ends_in(0.3)
+    books.answers = {"billing[]": "taken"}
+    try:
+        interruption.take_signal()
+        with pytest.raises(LeaseLost), Holding(lease):  # noqa: PT012
+            beating.keep(lease, record)
+            beating._wake.set()
+            threading.Event().wait(3)
+    finally:
+        interruption._wanted.clear()
+        signal.signal(interruption.SIGNAL, before)
 
 
 # A real store
