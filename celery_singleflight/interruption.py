@@ -11,6 +11,7 @@ import ctypes
 import os
 import signal
 import threading
+import time
 from typing import Any, Final
 
 __all__ = ("Stretch", "take_signal")
@@ -19,6 +20,8 @@ __all__ = ("Stretch", "take_signal")
 SIGNAL: Final[int] = getattr(signal, "SIGUSR2", 0)
 
 _guard: Final = threading.Lock()
+#: Seconds after which the signal is sent again while it has not been heard.
+_PAUSES: Final = (0.001, 0.01, 0.05, 0.2)
 #: What the signal's handler is to raise.
 _wanted: Final[list[tuple[Stretch, BaseException]]] = []
 #: The process whose main thread has our handler.
@@ -62,11 +65,19 @@ class Stretch:
             if not self._thread or self._is_interrupted:
                 return False
             self._is_interrupted = True
-            if self._thread == threading.main_thread().ident and _handled_in == os.getpid():
-                _wanted.append((self, error))
-                signal.pthread_kill(self._thread, SIGNAL)
-                return True
-            return _raise_in(self._thread, _class_of(error)) == 1
+            if self._thread != threading.main_thread().ident or not _has_handler():
+                return _raise_in(self._thread, _class_of(error)) == 1
+            _wanted.append((self, error))
+        self._insist()
+        return True
+
+    def _insist(self) -> None:
+        """Send the signal until it is heard: one that falls just before a blocking call does not end that call."""
+        for pause in _PAUSES:
+            if all(stretch is not self for stretch, _ in _wanted) or not _has_handler():
+                return
+            signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
+            time.sleep(pause)
 
     def end(self) -> None:
         """End; nothing is raised by `interrupt` once this has returned. May itself raise what was wanted before."""
@@ -75,6 +86,10 @@ class Stretch:
             if self._is_interrupted:
                 _wanted[:] = [(stretch, error) for stretch, error in _wanted if stretch is not self]
                 _raise_in(thread, None)
+
+
+def _has_handler() -> bool:
+    return _handled_in == os.getpid() and signal.getsignal(SIGNAL) is _raise_wanted
 
 
 def _raise_wanted(*_: object) -> None:

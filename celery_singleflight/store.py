@@ -23,6 +23,9 @@ _RENEW: Final = load("renew")
 _FINISH: Final = load("finish")
 _ABANDON: Final = load("abandon")
 
+#: Seconds for which a trigger is remembered after its end, at least: its message may be delivered again.
+_REMEMBER: Final = 3600.0
+
 
 class Store(Custody):
     """The path of a run: its lease, its record and its outcome."""
@@ -129,6 +132,7 @@ class Store(Custody):
                 "body": as_text(value.body),
                 "keep_ms": milliseconds(keep),
                 "hold_ms": "" if hold is None else milliseconds(hold),
+                "remember_ms": milliseconds(_REMEMBER if record.has_trigger else 0),
             },
         )
         return Refused(reply.owner.decode(), reply.outcome.decode()) if reply.word == "refused" else None

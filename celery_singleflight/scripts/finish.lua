@@ -15,6 +15,7 @@
 -- ARGV[8] body              the result or the error
 -- ARGV[9] keep_ms           how long the outcome is kept
 -- ARGV[10] hold_ms          for how long the lock key stays taken, from the acquisition; empty when an outer holder goes on
+-- ARGV[11] remember_ms      how long the trigger itself is remembered at least
 --
 -- Returns {"finished"}  recorded, also when asked again with the same owner token
 --      or {"refused", owner, outcome}  somebody else owns the record or the lock key now; nothing is changed
@@ -92,8 +93,8 @@ if separate then
     execution = trigger
   end
 end
--- The trigger itself is remembered for an hour at least: its message may be delivered again.
-local lives = string.format('%.0f', math.max(tonumber(keep_ms), 3600000))
+-- The trigger itself is remembered for longer: its message may be delivered again.
+local lives = string.format('%.0f', math.max(tonumber(keep_ms), tonumber(remember_ms)))
 redis.call('HSET', execution, 'owner', '', 'outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', ended_ms,
            'content_type', content_type, 'content_encoding', content_encoding, 'body', body)
 redis.call('PEXPIRE', trigger, lives)
