@@ -35,7 +35,7 @@ def make_app(config: dict[str, Any], directory: str) -> Celery:
     return app
 
 
-def add_tasks(app):  # noqa: C901, one task after the other
+def add_tasks(app):  # noqa: C901, PLR0915, one task after the other
     body = partial(record, app.ledger)
     ledger = app.ledger
     task = partial(app.task, shared=False)
@@ -117,6 +117,52 @@ def add_tasks(app):  # noqa: C901, one task after the other
         if self.request.retries == 0:
             raise OSError("once")
         return self.request.retries
+
+    @task(
+        bind=True,
+        base=SingleflightTask,
+        lock_on=("key",),
+        lock_name="protected_app.work",
+        idempotent_on="{key}:{part}",
+        contention_policy="skip",
+        skip_result="skipped",
+        max_hold=60,
+    )
+    def skip_or_retry(self, key, part=1, countdown=0.0):
+        """The first part retries as the second, which is another execution."""
+        body(self, key, part=part)
+        if part == 1:
+            raise self.retry(args=(key, 2), kwargs={}, countdown=countdown)
+        return part
+
+    @task(bind=True, base=SingleflightTask, lock_on=("key",))
+    def outlive_inner_lock(self, key, seconds):
+        with lock(self.app, "inner", key, max_hold=1):
+            body(self, key, seconds=seconds)
+
+    @task(bind=True, base=SingleflightTask, lock_on=("key",), max_hold=1)
+    def outlive_max_hold(self, key, seconds):
+        body(self, key, seconds=seconds)
+        return "done"
+
+    @task(bind=True, base=SingleflightTask, lock_on=("key",))
+    def max_hold(self, key):
+        return self.lease.max_hold
+
+    for ttl in (0, 1):
+        for name, more in {"task_id": {}, "execution_key": {"idempotent_on": "once:{key}"}}.items():
+
+            @task(
+                bind=True,
+                base=SingleflightTask,
+                name=f"protected_app.forget_{name}_{ttl}",
+                lock_on=("key",),
+                result_ttl=ttl,
+                **more,
+            )
+            def forget(self, key, gate):
+                body(self, key, gate=gate)
+                return "done"
 
     @task(bind=True)
     def plain(self, key, value=None):
