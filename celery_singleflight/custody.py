@@ -53,8 +53,11 @@ class Custody:
         keep: float,
         release: bool,
         error: Encoded | None = None,
-    ) -> bool:
-        """Give a trigger an outcome that is none of its lease's. Returns whether it had none and is not under way elsewhere.
+    ) -> str | None:
+        """Give a trigger an outcome that is none of its lease's.
+
+        Returns None when that is its outcome now; else the outcome that it has, "unknown" when the store knows nothing of it,
+        or "" when another delivery runs it.
 
         With an `error` Celery is still to send what follows; without one it has done so.
         """
@@ -75,7 +78,7 @@ class Custody:
                 "body": body,
             },
         )
-        return bool(reply.word == "concluded")
+        return None if reply.word == "concluded" else str(reply.outcome.decode())
 
     def settle(self, ended: Iterable[tuple[Record, str, bool]]) -> None:
         """Note of each (record, owner that ended it, whether all is done) how far Celery has come with what follows."""

@@ -16,6 +16,8 @@ from celery_singleflight.results import encode_error
 from celery_singleflight.trigger import Trigger
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery_singleflight.claims import Claim, Outcome
     from celery_singleflight.store import Store
 
@@ -49,17 +51,19 @@ class Departure:
             store, claim = self._place
             self._try(lambda: store.abandon(claim.owner, claim.record, again=GRACE, died=died))
 
-    def conclude(self, outcome: Outcome, reason: str, *, is_gone: bool, error: Exception | None = None) -> None:
+    def conclude(self, outcome: Outcome, reason: str, *, is_gone: bool, error: Exception | None = None) -> bool:
         """Record an outcome that Celery has decided on; the lease is released if the process is gone.
 
         With an `error` Celery is still to store it and to send what follows; until the same is said without one, others may do
-        it.
+        it. Returns False when it is none: the trigger has another outcome, or is under way elsewhere.
         """
+        refusal: str | None = None
         if self._place:
             store, claim = self._place
             conclude = partial(store.conclude, claim.owner, claim.record, outcome, keep=claim.keep, release=is_gone)
             encoded = None if error is None else encode_error(self._request.task.app, error)
-            self._try(lambda: conclude(reason=json.dumps([reason]), error=encoded))
+            refusal = self._try(lambda: conclude(reason=json.dumps([reason]), error=encoded))
+        return refusal is None or refusal == "unknown"
 
     def when_gone(self, pid: int | None, act: Any) -> None:
         """Call `act` once no process has that id any more; a lease whose holder lives is never released."""
@@ -68,11 +72,12 @@ class Departure:
         elif (loop := get_event_loop()) is not None:
             loop.call_later(_LOOK, self.when_gone, pid, act)
 
-    def _try(self, call: Any) -> None:
+    def _try(self, call: Callable[[], str | None]) -> str | None:
         try:
-            call()
+            return call()
         except SingleflightError as error:
             logger.warning("%s[%s]: its lease is left to expire: %s", self._request.name, self._request.id, error)
+            return None
 
 
 def _is_alive(pid: int) -> bool:

@@ -61,7 +61,10 @@ def fail(place: Coordination, lease: Lease, record: Record, error: Encoded, *, r
     place.heartbeat.drop(lease.owner, record)
     reasons = json.dumps([reason])
     conclude = functools.partial(place.store.conclude, lease.owner, record, Outcome.FAILED)
-    return _record(lambda: conclude(reason=reasons, keep=keep, release=True, error=error), f"the failure of {lease.lock_key}")
+    refusal = _record(
+        lambda: conclude(reason=reasons, keep=keep, release=True, error=error), f"the failure of {lease.lock_key}"
+    )
+    return refusal is None
 
 
 def _record(write: Callable[[], _Answer], what: str) -> _Answer:

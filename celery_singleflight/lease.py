@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from celery_singleflight.keys import LockKey
 
-__all__ = ("Execution", "Holding", "Lease", "current_execution", "current_lease", "holdings", "is_inside")
+__all__ = ("Execution", "Holding", "Lease", "current_execution", "current_lease", "holdings", "is_inside", "note_continuation")
 
 
 class Lease:
@@ -141,7 +141,7 @@ class Holding:
     There is no lease where a run goes on without its store.
     """
 
-    __slots__ = ("execution", "is_outermost", "is_over", "lease", "outer", "request_id", "task", "thread")
+    __slots__ = ("continued_as", "execution", "is_outermost", "is_over", "lease", "outer", "request_id", "task", "thread")
 
     def __init__(
         self,
@@ -156,6 +156,8 @@ class Holding:
         self.request_id = request_id
         self.thread = _here()
         self.is_over = False
+        #: The generation in which the body has sent its own message on, by a retry or a replacement.
+        self.continued_as: int | None = None
         self.outer = _innermost.get()
 
     def __enter__(self) -> None:
@@ -201,6 +203,14 @@ def holdings() -> Iterator[Holding]:
         if holding.is_open:  # else it was inherited by a context that goes on after the block
             yield holding
         holding = holding.outer
+
+
+def note_continuation(task_id: str, generation: int) -> None:
+    """Note that a message with that id was published in that generation; by its own body it is the trigger's continuation."""
+    if _innermost.get() is not None:
+        for holding in holdings():
+            if holding.request_id == task_id:
+                holding.continued_as = generation
 
 
 def is_inside(task: object, request_id: str) -> bool:

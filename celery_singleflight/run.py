@@ -117,16 +117,19 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
     trigger.waits_no_more()
     if not trigger.request.is_eager:
         take_signal()
+    holding = Holding(lease, execution, trigger.task, trigger.request.id)
     # A run that is cut off leaves its message with the store, until the broker has delivered it again.
     left: _Left | None = _Left(again=GRACE)
     try:
         try:
-            value = _work(trigger, lease, execution, body)
+            value = _work(trigger, holding, lease, body)
         except Exception as error:
-            left = _leave(trigger, lease, error)
+            left = _continuation(trigger, holding) or _leave(trigger, lease, error)
             raise
-        _conclude(trigger, lease, Outcome.SUCCEEDED, value)
-        left = None
+        sent_on = _continuation(trigger, holding)
+        if sent_on is None:
+            _conclude(trigger, lease, Outcome.SUCCEEDED, value)
+        left = sent_on
     except LeaseLost as lost:
         try:
             _overtaken(trigger, lost.reason)
@@ -139,13 +142,13 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
     return value
 
 
-def _work(trigger: Trigger, lease: Lease, execution: Execution, body: Callable[..., Any]) -> Any:
+def _work(trigger: Trigger, holding: Holding, lease: Lease, body: Callable[..., Any]) -> Any:
     """Run the body under its lease. Raises what it raises; for a `LeaseLost` by its own fault the error that says so."""
     try:
-        with Holding(lease, execution, trigger.task, trigger.request.id):
+        with holding:
             trigger.binding.coordination.heartbeat.keep(lease, trigger.claim.record)
             if signals.lease_acquired.receivers:
-                signals.lease_acquired.send(sender=trigger.task, lease=lease, execution=execution)
+                signals.lease_acquired.send(sender=trigger.task, lease=lease, execution=holding.execution)
             return _call(trigger, body)
     except LeaseLost as lost:
         if lost.lock_key != lease.lock_key:
@@ -153,6 +156,12 @@ def _work(trigger: Trigger, lease: Lease, execution: Execution, body: Callable[.
         if lease.is_worn_out:
             raise MaxHoldExceeded(lease.lock_key, lease.max_hold) from lost
         raise
+
+
+def _continuation(trigger: Trigger, holding: Holding) -> _Left | None:
+    """Return what becomes of the message of a run that has sent itself on, however its body ended; None when it has not."""
+    generation = holding.continued_as
+    return None if generation is None or generation <= trigger.claim.generation else _Left(generation=generation)
 
 
 def _leave(trigger: Trigger, lease: Lease, error: Exception) -> _Left | None:

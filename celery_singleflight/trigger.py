@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from celery_singleflight.binding import Binding
 
-__all__ = ("Trigger", "new_owner")
+__all__ = ("Trigger", "generation_of", "new_owner")
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,11 @@ _ON_HELD: Final[dict[str, OnHeld]] = {"requeue": "wait", "skip": "skip", "reject
 def new_owner() -> str:
     """Return a new owner token."""
     return uuid4().hex
+
+
+def generation_of(nesting: int | None, retries: int | None) -> int:
+    """Return the generation of a message with these headers of Celery's."""
+    return (nesting or 0) * _RETRIES + (retries or 0)
 
 
 class Trigger:
@@ -74,7 +79,7 @@ class Trigger:
             wait=None if wait is None or wait == math.inf else wait,
             copy=self.headers.get(header.COPY, ""),
             previous=self.headers.get(header.PREVIOUS, "-"),
-            generation=(request.replaced_task_nesting or 0) * _RETRIES + (request.retries or 0),
+            generation=generation_of(request.replaced_task_nesting, request.retries),
             first_ms=str(self.headers.get(header.FIRST_SEEN, "")),
             grace=0.0 if request.is_eager else GRACE,
             message=pack_message(request) if options.rescue else b"",

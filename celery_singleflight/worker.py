@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ("RequestClass",)
+
+logger = logging.getLogger(__name__)
 
 
 class RequestClass:
@@ -77,6 +80,10 @@ class _OwnerPerDelivery:
             departure.conclude(Outcome.FAILED, repr(error), is_gone=True)
         return result
 
+    def on_timeout(self, soft: bool, timeout: Any) -> Any:  # noqa: FBT001, as Celery calls it
+        """Celery's handler of a time limit, which at a hard one tells the failure; not that of a run that was overtaken."""
+        return None if self._is_overtaken and not soft else super().on_timeout(soft, timeout)  # type: ignore[misc]
+
     def reject(self, requeue: bool = False) -> Any:  # noqa: FBT001, FBT002, as Celery calls it
         """Celery's way to give the message back to the broker, or to drop it."""
         self._is_given_back = requeue
@@ -87,6 +94,7 @@ class _OwnerPerDelivery:
         return super()._announce_revoked(reason, terminated, *args, **kwargs)  # type: ignore[misc]
 
     _is_given_back = False
+    _is_overtaken = False
 
     @property
     def _is_cancelled(self) -> bool:
@@ -104,8 +112,13 @@ class _OwnerPerDelivery:
             departure.when_gone(pid, partial(departure.give_back, died=True))
             return forward()
         end = partial(departure.conclude, Outcome.FAILED, "the hard time limit passed")
-        end(is_gone=False, error=error)
+        counts = end(is_gone=False, error=error)
         departure.when_gone(pid, partial(end, is_gone=True, error=error))
+        if not counts:
+            self._is_overtaken = True
+            logger.warning("%s passed its hard time limit, and was overtaken: its failure does not count", self)
+            state.task_ready(self)
+            return self.acknowledge()  # type: ignore[attr-defined]
         # Celery acknowledges the message, then stores the failure; a worker that is about to go does not store it.
         result = forward()
         if not state.should_terminate:

@@ -29,9 +29,11 @@ if line then
     redis.call('PEXPIRE', lease, string.format('%.0f', math.max(redis.call('PTTL', lease), ends - now + 60000)))
   end
 end
-local holder, outcome = unpack(redis.call('HMGET', execution, 'owner', 'outcome'))
--- The process gives back, then the worker's main process finds that it has died.
-if died == '1' and not outcome and (holder == owner or redis.call('HGET', trigger, 'left_by') == owner) then
+local holder, outcome, runs_generation = unpack(redis.call('HMGET', execution, 'owner', 'outcome', 'run_generation'))
+local left_by, newest_generation = unpack(redis.call('HMGET', trigger, 'left_by', 'generation'))
+-- The process gives back, then the worker's main process finds that it has died. The death of a run that had sent its retry is
+-- none of the retry's.
+if died == '1' and not outcome and (holder == owner or left_by == owner) and runs_generation == newest_generation then
   redis.call('HINCRBY', trigger, 'died', 1)
   redis.call('HDEL', trigger, 'left_by')
 end
@@ -57,10 +59,10 @@ if forget == '1' then
     redis.call('DEL', trigger)
   end
 elseif generation ~= '' and redis.call('EXISTS', trigger) == 1 then
-  local newest = tonumber(redis.call('HGET', trigger, 'generation'))
+  local newest = tonumber(newest_generation)
   if not newest or tonumber(generation) > newest then
     redis.call('HSET', trigger, 'generation', generation)
-    redis.call('HDEL', trigger, 'copy', 'died')
+    redis.call('HDEL', trigger, 'copy', 'died', 'left_by')
   end
 end
 return 'abandoned'

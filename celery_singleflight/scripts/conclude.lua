@@ -34,6 +34,11 @@ local function settle()
 end
 
 local done, by = unpack(redis.call('HMGET', trigger, 'outcome', 'concluded_by'))
+local holder, until_ms, runs = unpack(redis.call('HMGET', execution, 'owner', 'until_ms', 'task_id'))
+if separate and holder == owner and release == '1' and (not done or by == owner) then
+  -- Not before: under another lock key somebody else would begin beside the process that still lives.
+  redis.call('DEL', execution)
+end
 if by == owner then
   if patience_ms == '' then
     settle()
@@ -43,12 +48,8 @@ end
 if done or redis.call('EXISTS', trigger) == 0 then
   return {'refused', done or 'unknown'}
 end
-local holder, until_ms, runs = unpack(redis.call('HMGET', execution, 'owner', 'until_ms', 'task_id'))
 if holder and holder ~= '' and holder ~= owner and runs == task_id and tonumber(until_ms) > now then
   return {'refused', ''}
-end
-if separate and holder == owner then
-  redis.call('DEL', execution)
 end
 -- Its run, should it still live, is refused; unless it is the run itself that tells, and releases its lease.
 local by_run = (patience_ms == '' or release ~= '1') and '' or owner

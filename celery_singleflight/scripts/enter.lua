@@ -83,12 +83,10 @@ end
 if newest == ours and counts and copy ~= counts and previous ~= counts then
   return {'surplus', 'copy'}
 end
-if newest and ours > newest and outcome then
-  -- The body has published a retry or a replacement of its trigger, and then has ended all the same: it is not the last word.
-  redis.call('HDEL', trigger, 'outcome', 'settled', 'reason', 'by', 'ended_ms', 'concluded_by', 'content_type',
-             'content_encoding', 'body')
-  outcome, settled = false, false
-  done = separate and done
+if newest and ours > newest then
+  -- A retry or a replacement begins a new count of deaths.
+  redis.call('HDEL', trigger, 'died', 'left_by')
+  died = false
 end
 
 -- A message that the store keeps is kept for a day at least.
@@ -201,8 +199,8 @@ local function facts(line)
   return {ends = tonumber(ends), since = tonumber(since), fence = fenced, worker = at, task = task}
 end
 
--- A run of this trigger that has not ended died with its process; its own retry and replacement begin a new count.
-died = (not newest or ours == newest) and tonumber(died) or 0
+-- A run of this trigger that has not ended died with its process.
+died = tonumber(died) or 0
 if holder and holder ~= '' and runs == task_id and tonumber(runs_generation) == ours then
   died = died + 1
 end
