@@ -54,8 +54,9 @@ def test_a_trigger_without_an_outcome_is_lost(evidence):
 
 
 def test_of_messages_that_no_worker_had_as_many_may_be_lost_as_workers_were_killed(evidence):
-    kill = Struck("kill worker", 1.0, 2.0)
+    kill = Struck("kill worker", 1.0, 2.0, killed={9: 1.0})
     assert evidence.verdict(kill, value=None).is_good
+    assert not evidence.verdict(kill, value=None, ids=("a", "b")).is_good
     assert not evidence.verdict(value=None).is_good
     assert not evidence.verdict(kill, value=None, logs="received a").is_good
 

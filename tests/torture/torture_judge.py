@@ -161,6 +161,8 @@ class Judge:
         self.violations: list[str] = []
         self.excuses: Counter[str] = Counter()
         self.told_recoveries: list[str] = []
+        #: Workers that were killed with a message that no one else had.
+        self._took_along: list[Struck] = []
         self.start = min([row["at"] for row in self.rows] + [each.at for each in self.expected.values()], default=0.0)
         self.runs = self._runs()
         #: When a trigger first began or ended.
@@ -245,7 +247,7 @@ class Judge:
     # Judgement.
 
     def _triggers(self) -> None:
-        for each in self.expected.values():
+        for each in sorted(self.expected.values(), key=lambda each: each.at):
             kind = self.class_at(each.at)
             line = self.lines[kind]
             line.triggers += 1
@@ -266,9 +268,15 @@ class Judge:
 
         A worker that is killed in between takes along one message at most.
         """
-        kills = [struck for struck in self.struck if struck.kind == "kill worker" and struck.at > each.at - _SLACK]
-        lost = sum(self.lines[kind].lost_by_broker for kind in self.lines)
-        return lost < len(kills) and each.id not in self.logs and all(run.id != each.id for run in self.runs.values())
+        if each.id in self.logs or any(run.id == each.id for run in self.runs.values()):
+            return False
+        for struck in self.struck:
+            # A tail is published some time after its head.
+            is_near = each.at - _SLACK < struck.at < each.at + (inf if each.kind == "tail" else 10.0)
+            if struck.kind == "kill worker" and struck.killed and is_near and struck not in self._took_along:
+                self._took_along.append(struck)
+                return True
+        return False
 
     def _overlaps(self) -> None:
         """Bodies that begin while as many as may hold the key, or the execution, are at it."""
