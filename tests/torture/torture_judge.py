@@ -468,8 +468,9 @@ class Judge:
         for struck in self.struck:
             for run, since in self._hit(struck):
                 again = min((at for at in begins[run.unit] if at > since), default=None)
-                if again is None:
-                    continue  # it has another outcome, or it is lost, which is said elsewhere
+                is_overtaken = any(run.begin < at <= since for at in begins[run.unit])
+                if again is None or is_overtaken:
+                    continue  # it has another outcome or run already, or it is lost, which is said elsewhere
                 line = self.lines[struck.kind]
                 limits = promised(struck.kind, self.ttl)
                 is_late = limits is not None and again - since > limits[1]
