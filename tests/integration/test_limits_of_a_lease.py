@@ -87,12 +87,16 @@ def test_a_time_limit_of_the_workers_command_line_bounds_a_lease(start_place, va
 
 def test_a_wait_on_a_quorum_queue_ends(start_place, valkey, rabbitmq, key):
     name = f"q-{uuid4().hex[:8]}"
-    queue = {"exchange": name, "exchange_type": "direct", "routing_key": name, "queue_arguments": {"x-queue-type": "quorum"}}
+    exchange = {"exchange": f"x-{name}", "exchange_type": "topic"}  # Celery delays natively on topic exchanges only
+    queue = {**exchange, "routing_key": "work.#", "queue_arguments": {"x-queue-type": "quorum"}}
     settings = redis_settings(
         valkey.url,
         broker_url=rabbitmq,
         task_default_queue=name,
         task_queues={name: queue},
+        task_default_exchange=exchange["exchange"],
+        task_default_exchange_type="topic",
+        task_default_routing_key="work.some",
         worker_detect_quorum_queues=True,
     )
     place = start_place(settings, workers=1)
