@@ -128,12 +128,13 @@ def add_tasks(app):  # noqa: C901, PLR0915, one task after the other
         body(self, key, gate=f"{gate}-{attempt}", attempt=attempt)
         return attempt
 
-    def say_danger(lease, remaining, **_):
-        ledger.write(lease.lock_key, "danger", remaining=remaining)
 
-    signals.lease_endangered.connect(say_danger, weak=False)
+def say_danger(lease, remaining, **_):
+    app.ledger.write(lease.lock_key, "danger", remaining=remaining)
 
 
 app = make_app(json.loads(os.environ.get("CELERY_TEST_CONFIG", "{}")), os.environ.get("TEST_LEDGER", "."))
+if "TEST_LEDGER" in os.environ:  # a worker, and not the tests' own process
+    signals.lease_endangered.connect(say_danger)
 if app.conf.get("crash_points"):
     crash_points.install(app)
