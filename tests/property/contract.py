@@ -132,8 +132,8 @@ class Contract:
         why = self.surplus(delivery)
         if why:
             return ("surplus", why)
-        if trigger.outcome and self.is_newer(delivery):
-            self._reopen(trigger, delivery)
+        if self.is_newer(delivery):
+            trigger.died, trigger.left_by = 0, None
         if trigger.outcome and (trigger.outcome != "succeeded" or trigger.is_settled or execution.outcome):
             return self._answer(trigger, execution, delivery, has_grace=has_grace)
         if execution.outcome:
@@ -141,13 +141,6 @@ class Contract:
         if on_held != "ask" and (trigger.has_run or delivery.generation > 0):
             on_held = "wait"
         return self._take(delivery, execution, on_held, first_to_go, max_deaths)
-
-    def _reopen(self, trigger: Trigger, delivery: Delivery) -> None:
-        """The run that has ended the trigger had sent a retry before: that is the last word."""
-        trigger.end(None, b"", None)
-        trigger.is_settled, trigger.concluded_by = False, None
-        if not delivery.execution_key and delivery.execution in self.executions:
-            self.executions[delivery.execution].outcome = None
 
     def _answer(self, trigger: Trigger, execution: Execution, delivery: Delivery, *, has_grace: bool) -> tuple[object, ...]:
         is_anothers = trigger.told != delivery.owner
@@ -283,9 +276,12 @@ class Contract:
         """`again`: whether the store goes on keeping the message; else it is the broker's. `died`: whether the process has."""
         self._leave(delivery, holds=holds)
         trigger, execution = self.triggers.get(delivery.task_id), self.executions.get(delivery.execution)
-        has_outcome = (execution and execution.outcome) if delivery.execution_key else (trigger and trigger.outcome)
+        has_outcome = bool((execution and execution.outcome) or (trigger and trigger.outcome))
+        if "abandoned conclusions" in self.deviations and delivery.execution_key:
+            has_outcome = bool(execution and execution.outcome)
         is_its = bool(execution and execution.owner == delivery.owner and not has_outcome)
-        if trigger and died and not has_outcome and (is_its or trigger.left_by == delivery.owner):
+        is_current = bool(trigger and execution and execution.generation == trigger.generation)
+        if trigger and died and not has_outcome and is_current and (is_its or trigger.left_by == delivery.owner):
             trigger.died += 1
             trigger.left_by = None
         if trigger and execution and is_its:
@@ -296,13 +292,15 @@ class Contract:
             elif trigger.message is not None:
                 trigger.is_due = True
         if trigger and generation is not None and generation > trigger.generation:
-            trigger.generation, trigger.copy, trigger.died = generation, None, 0
+            trigger.generation, trigger.copy, trigger.died, trigger.left_by = generation, None, 0, None
 
     def conclude(self, delivery: Delivery, outcome: str, *, releases: bool, error: bytes | None) -> bool:
         """Return whether the trigger has this outcome from this owner. Without an error all that follows has been sent."""
         if releases:
             self.lock(delivery.lock).owners.pop(delivery.owner, None)
         trigger = self.triggers.get(delivery.task_id)
+        if releases and (trigger is None or trigger.outcome is None or trigger.concluded_by == delivery.owner):
+            self._free_execution(delivery)
         if trigger and trigger.concluded_by == delivery.owner:
             if error is None:
                 trigger.settle()
@@ -326,9 +324,13 @@ class Contract:
             return False
         if not delivery.execution_key:
             execution.owner = None
-        elif execution.owner == delivery.owner:
-            del self.executions[delivery.execution]
         return True
+
+    def _free_execution(self, delivery: Delivery) -> None:
+        """Others may run it now: the process of this run is gone."""
+        execution = self.executions.get(delivery.execution)
+        if delivery.execution_key and execution and execution.owner == delivery.owner:
+            del self.executions[delivery.execution]
 
     def settle(self, delivery: Delivery, *, is_done: bool) -> bool:
         """Return whether the trigger is this delivery's to settle."""
@@ -403,8 +405,6 @@ class Contract:
 
     def _remember(self, delivery: Delivery) -> Trigger:
         trigger = self.triggers.setdefault(delivery.task_id, Trigger(delivery.generation, delivery.copy))
-        if delivery.generation > trigger.generation and "deaths of predecessors" not in self.deviations:
-            trigger.died = 0
         trigger.generation, trigger.copy = delivery.generation, delivery.copy
         return trigger
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from desk import OTHER_LOCK, TTL
 
-from celery_singleflight.claims import Held, Outcome, Surplus
+from celery_singleflight.claims import Encoded, Held, Outcome, Surplus
 from celery_singleflight.custody import GRACE
 
 BODY = b'{"a": 1}\n\x00\xff a body of any bytes \r\n'
@@ -227,3 +227,25 @@ def test_handouts_are_counted_anew_once_the_trigger_has_entered(desk, execution_
     desk.die(heir)
 
     assert desk.rescue(claim).times == 1
+
+
+@pytest.mark.parametrize(
+    "execution_key",
+    [
+        None,
+        pytest.param("invoice:1", marks=pytest.mark.xfail(reason="`abandon` looks at the outcome of the execution only")),
+    ],
+    ids=["task id", "execution key"],
+)
+@pytest.mark.parametrize("how", [{}, {"again": 60.0, "died": True}], ids=str)
+def test_giving_back_what_was_concluded_leaves_it_in_custody_until_it_is_settled(desk, execution_key, how):
+    """After a hard time limit: Celery stores the failure, and the process that is about to be killed gives back."""
+    claim = desk.claim(execution_key=execution_key, message=BODY)
+    desk.acquire(claim)
+    desk.conclude(claim, release=False, error=Encoded("", "", b"an error"))
+
+    desk.abandon(claim, **how)
+
+    assert desk.message(claim) == BODY
+    assert desk.due_in(claim) == pytest.approx(GRACE, abs=1.0)
+    assert "died" not in desk.trigger(claim)
