@@ -254,6 +254,9 @@ class Judge:
             state = self.states.get(each.id, ("PENDING", None))[0]
             if state in _FINAL:
                 line.outcomes += 1
+            elif state == "RETRY" and self._is_overwritten(each):
+                line.outcomes += 1
+                self.excuses[f"Celery wrote RETRY after the outcome of the retry ({each.id})"] += 1
             elif self._is_lost_by_broker(each):
                 line.lost_by_broker += 1
                 self.excuses[f"lost by the broker, on its way to a worker that was killed ({each.id})"] += 1
@@ -262,6 +265,14 @@ class Judge:
                 told = [self._told(run) for run in self.runs.values() if run.id == each.id]
                 known = {name: value[:200] for name, value in self.records.get(each.id, {}).items() if name != "message"}
                 self._violated(kind, f"lost, {state}", each, f"published at {each.at - self.start:.3f}", known, *told)
+
+    def _is_overwritten(self, each: Expected) -> bool:
+        """Whether the retry was done before Celery had written that there is one: a race of Celery's own."""
+        runs = sorted((run for run in self.runs.values() if run.id == each.id), key=lambda run: run.begin)
+        return any(
+            before.error == "OSError" and after.recorded is not None and after.recorded - before.until < _SLACK
+            for before, after in pairwise(runs)
+        )
 
     def _is_lost_by_broker(self, each: Expected) -> bool:
         """Whether no worker has ever had it: kombu's BRPOP takes a message off its list before it is noted as delivered.
@@ -489,6 +500,8 @@ class Judge:
     def _hit(self, struck: Struck) -> Iterable[tuple[Run, float]]:
         """Runs that the fault has ended, and since when another one could be waited for."""
         for run in self.runs.values():
+            if run.kind == "overrun":
+                continue  # it may have its outcome from the main process, which writes no rows
             if run.died is not None and struck.killed.get(run.pid) == run.died:
                 yield run, run.died
             elif run.pid in struck.stopped:
