@@ -89,17 +89,15 @@ class Scripts:
         why = self.is_surplus(own, message)
         if why:
             return store, ("surplus", why)
-        if NONE != own.generation < message.generation and own.outcome:
-            # The body has sent a retry, and then has ended all the same.
-            over = {"outcome": "", "is_settled": False, "by": NOBODY, "is_fresh": False, "concluded_by": NOBODY}
-            store = store.change(trigger, **over)
+        if NONE != own.generation < message.generation:
+            store = store.change(trigger, died=0, left_by=NOBODY)
             run, own = store.records[place], store.records[trigger]
         is_own = bool(own.outcome) and (place == trigger or own.outcome != "succeeded" or own.is_settled or bool(run.outcome))
         if self.is_over(run, is_own=is_own):
             return self._answer(store, process, own.outcome if is_own else run.outcome)
         if run.owner != NOBODY and run.is_live:
             return self._held(store, process, self._what(run.runs, trigger, run.run_generation, message, "execution"))
-        died = own.died if own.generation in (NONE, message.generation) else 0
+        died = own.died
         if run.owner != NOBODY and run.runs == trigger and run.run_generation == message.generation:
             died += 1
         if self.rules.max_deliveries is not None and died >= self.rules.max_deliveries:
@@ -221,7 +219,7 @@ class Scripts:
         place = self.rules.execution(trigger)
         store = self.release(store, owner)
         run, own = store.records[place], store.records[trigger]
-        if died and not run.outcome and owner in (run.owner, own.left_by):
+        if died and not run.outcome and owner in (run.owner, own.left_by) and run.run_generation == own.generation:
             store = store.change(trigger, died=own.died + 1, left_by=NOBODY)
         if run.owner == owner and not run.outcome:
             store = store.change(place, owner=NOBODY, is_live=False, ticket=NO_TICKET)
@@ -232,7 +230,7 @@ class Scripts:
             elif own.message != NONE:
                 store = store.set_due(trigger, is_due=True)
         if store.records[trigger] != EMPTY and generation > store.records[trigger].generation:
-            store = store.change(trigger, generation=generation, copy=NONE, died=0)
+            store = store.change(trigger, generation=generation, copy=NONE, died=0, left_by=NOBODY)
         return store, ("abandoned",)
 
     def conclude(self, store: Store, process: Process, outcome: str, *, release: bool, is_told: bool) -> tuple[Store, Reply]:
@@ -241,14 +239,14 @@ class Scripts:
         if release:
             store = store.without(owner)
         run, own = store.records[place], store.records[trigger]
+        if place != trigger and run.owner == owner and release and (not own.outcome or own.concluded_by == owner):
+            store = store.forget(place)
         if own.concluded_by == owner:
             return self._settle(store, trigger) if is_told else store, ("concluded",)
         if own.outcome or own == EMPTY:
             return store, ("refused",)
         if run.owner not in (NOBODY, owner) and run.runs == trigger and run.is_live:
             return store, ("refused",)
-        if place != trigger and run.owner == owner:
-            store = store.forget(place)
         by = owner if release and not is_told else NOBODY
         store = store.change(trigger, owner=NOBODY, is_live=False, ticket=NO_TICKET, outcome=outcome, is_fresh=True)
         store = store.change(trigger, by=by, concluded_by=owner)

@@ -128,7 +128,8 @@ class World(Workers):
         if "time limit" in kinds and worker.stage in IN_BODY and not worker.doom:
             store, reply = self.scripts.conclude(state.store, worker, "failed", release=False, is_told=False)
             after = self._acknowledge(spent._replace(store=store), slot, worker)
-            doomed = worker._replace(doom="to tell", is_unacked=False)
+            # One that was overtaken fails nothing: it is only killed.
+            doomed = worker._replace(doom="to tell" if reply[0] == "concluded" else "to kill", is_unacked=False)
             yield Step("conclude", slot, reply, self.put(after, slot, doomed), is_fault=True)
 
     def _count_death(self, state: State, worker: Process) -> State:

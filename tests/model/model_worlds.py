@@ -27,25 +27,11 @@ SMALL: Final[dict[str, Config]] = {
     "deaths are counted": _ONE._replace(keys=("invoice",), max_deliveries=2, kinds=_DEATHS | {"reply lost"}),
     "hard time limit": _ONE._replace(kinds=frozenset({"time limit", "worker dies", "sweeper dies"})),
     "a store that forgets": _ONE._replace(has_effects=True, forgets=1, kinds=_OVERLAPS),
-}
-
-#: What is open. Each breaks the promise that is named with it.
-OPEN: Final[dict[str, tuple[Config, str]]] = {
-    # The run was overtaken; Celery tells of its time limit although `conclude` is refused.
-    "hard time limit of a run that was overtaken": (
-        _ONE._replace(kinds=frozenset({"time limit", "pause"})),
-        "P3 two outcomes",
+    "hard time limit of a run that was overtaken": _ONE._replace(kinds=frozenset({"time limit", "pause"})),
+    "a retry beside a failure": _ONE._replace(
+        outcomes=("succeeded", "failed"), retries=1, kinds=frozenset({"worker dies"}), faults=1
     ),
-    # A retry was sent, and its run died before it gave back; the retry takes the outcome of the run after it away.
-    "a retry beside a failure": (
-        _ONE._replace(outcomes=("succeeded", "failed"), retries=1, kinds=frozenset({"worker dies"}), faults=1),
-        "P3 two outcomes",
-    ),
-    # The process that sent a retry dies when its retry has arrived: the death counts for the retry.
-    "deaths beside a retry": (
-        _ONE._replace(retries=1, max_deliveries=2, kinds=_DEATHS, faults=3),
-        "P3 dead-lettered after 1 of 2 deaths",
-    ),
+    "deaths beside a retry": _ONE._replace(retries=1, max_deliveries=2, kinds=_DEATHS),
 }
 
 #: For minutes to hours.

@@ -174,8 +174,8 @@ class Replay:
     def conclude(self, worker: Process, how: str, _: Step) -> tuple[Any, ...]:
         record, release = self.records[worker.message.trigger], how in ("gone", "worn")
         owner, error = _owner(worker.owner), None if how == "told" else NOTHING
-        done = self.store.conclude(owner, record, Outcome.FAILED, reason="[]", keep=LONG, release=release, error=error)
-        return ("concluded",) if done else ("refused",)
+        refusal = self.store.conclude(owner, record, Outcome.FAILED, reason="[]", keep=LONG, release=release, error=error)
+        return ("concluded",) if refusal is None else ("refused",)
 
     def settle(self, worker: Process, _: str, step: Step) -> tuple[Any, ...]:
         self.store.settle([(self.records[worker.message.trigger], _owner(worker.owner), True)])

@@ -111,7 +111,7 @@ class Desk:
 
     def conclude(self, claim: Claim, outcome: Outcome = Outcome.FAILED, **how: Any) -> bool:
         facts: dict[str, Any] = {"reason": '["why"]', "keep": KEEP, "release": True}
-        return self.store.conclude(claim.owner, claim.record, outcome, **{**facts, **how})
+        return self.store.conclude(claim.owner, claim.record, outcome, **{**facts, **how}) is None
 
     def sweep(self, *lock_names: str, limit: int = 10) -> list[Record]:
         """Look what is due, in an interval of its own."""

@@ -49,7 +49,19 @@ HEADERS = {
     ),
     "finish": (
         ("lease", "fence", "pace", *TRIGGER),
-        ("owner", "token", "limit", "outcome", "reason", "content_type", "content_encoding", "body", "keep_ms", "hold_ms"),
+        (
+            "owner",
+            "token",
+            "limit",
+            "outcome",
+            "reason",
+            "content_type",
+            "content_encoding",
+            "body",
+            "keep_ms",
+            "hold_ms",
+            "remember_ms",
+        ),
         {"finished": (), "refused": ("owner", "outcome")},
     ),
     "abandon": (

@@ -500,7 +500,6 @@ def test_a_deadline_is_kept_however_long_a_call_takes(beating, stuck, losses, mo
     wait_until(lambda: losses, 3, "the loss is told")
 
 
-@pytest.mark.xfail(reason="a signal that falls between the last bytecode and a blocking call is not sent again")
 def test_a_body_that_blocks_is_interrupted_although_the_first_signal_was_not_noticed(beating, books, monkeypatch):
     before = signal.getsignal(interruption.SIGNAL)
     monkeypatch.setattr(interruption, "_handled_in", 0)

@@ -158,7 +158,6 @@ def test_a_handler_of_the_users_own_is_left_alone_and_the_main_thread_is_interru
     assert (caught.value.lock_key, caught.value.reason) == ("billing[]", "taken")
 
 
-@pytest.mark.xfail(reason="the signal goes to whichever handler there is by then")
 def test_a_handler_that_the_user_has_set_later_is_left_alone_too():
     told = []
     take_signal()

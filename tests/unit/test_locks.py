@@ -65,7 +65,7 @@ def test_a_block_whose_lock_was_lost_is_told_at_its_end(place):
 def test_a_block_that_ran_past_its_lease_is_told_at_its_end(place, clock):
     with pytest.raises(LeaseLost) as caught, lock(place.app, "billing", lease_ttl=5, max_hold=5):
         clock.now += 5
-    assert str(caught.value) == "the lease on billing[] is lost: it was not renewed in time"
+    assert str(caught.value) == "the lease on billing[] is lost: it is as old as its max_hold, 5 s"
 
 
 def test_the_error_of_a_block_is_not_hidden_by_the_loss_of_its_lock(place):

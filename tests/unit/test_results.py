@@ -258,11 +258,7 @@ def test_the_reason_of_a_result_that_is_not_stored_is_told_once_and_plainly(pay)
 @pytest.mark.parametrize(
     ("ttl", "runs_twice"),
     [
-        pytest.param(
-            0,
-            True,
-            marks=pytest.mark.xfail(reason="the execution of a direct call is kept for an hour, whatever its result_ttl"),
-        ),
+        (0, True),
         (60, False),
     ],
 )
