@@ -34,6 +34,8 @@ _FINAL = ("SUCCESS", "FAILURE", "REVOKED")
 #: Seconds after the last fault and the last trigger, until which the store has to bring back by itself what had entered; then
 #: the broker gives out again what is not acknowledged, as its visibility timeout would make it do.
 _STORES_TURN = 8.0
+#: Seconds without any message or outcome after which what has no outcome will not get one.
+_STILL = 6.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -199,21 +201,32 @@ class Torture:
                 self.expected.setdefault(tail.id, tail)
 
     def _drain(self) -> float:
-        """Wait until each trigger has its outcome. Returns how long it took."""
-        start = time.monotonic()
+        """Wait until each trigger has its outcome, or nothing moves any more. Returns how long it took."""
+        start = moved = time.monotonic()
         turn = start + _STORES_TURN
+        left = -1
         while time.monotonic() - start < self.options.drain:
             self._look()
             if not self._open():
                 self._look()  # the tails of the last heads
                 if not self._open():
                     break
+            if len(self._open()) != left or not self._is_still():
+                left, moved = len(self._open()), time.monotonic()
+            if time.monotonic() - moved > _STILL:
+                break
             if self.place.is_redis and time.monotonic() > turn:
                 turn = time.monotonic() + _STORES_TURN
                 count = self.place.deliver_again(1.0)
                 say(f"{len(self._open())} without an outcome; the broker gives out {count} messages again")
             time.sleep(0.25)
         return time.monotonic() - start
+
+    def _is_still(self) -> bool:
+        """Whether neither the broker nor the store has anything more to give; only of Redis is it known."""
+        client = self.place.store_client()
+        is_due = any(client.zcard(name) for name in client.scan_iter("*:due:*", 1000))
+        return self.place.is_redis and not is_due and not self.place.waiting_messages()
 
     def _judge(self, drained_in: float) -> Verdict:
         leftovers = self._await_clean_store()
@@ -232,6 +245,7 @@ class Torture:
             self._records(),
             ttl=self.options.lease_ttl,
             logs=self.place.logs(),
+            wall=time.time() - time.monotonic(),
         )
         faults = [f"{struck}\n" for struck in judge.struck]
         (self.directory / "faults.txt").write_text(f"start {judge.start}\n{''.join(faults)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ _IN_THE_WAY = {
 }
 #: Faults during which nothing can be recorded.
 _AWAY = {"short stall", "long stall", "store restart", "empty restart"}
+#: Last words of a worker on a trigger whose message is with the broker.
+_SENT = (" retry: Retry in ", " published again", " ignored")
 _FINAL = {"SUCCESS", "FAILURE", "REVOKED"}
 _STATES = {
     "succeeded": "SUCCESS",
@@ -140,7 +143,11 @@ def promised(kind: str, ttl: float) -> tuple[float, float] | None:
 
 
 class Judge:
-    """Reads the evidence once. `states` are Celery's, `records` the store's, both by task id."""
+    """Reads the evidence once.
+
+    `states` are Celery's, `records` the store's, both by task id; `logs` those of all workers; `wall` is the wall clock's time
+    when the monotonic clock was at 0.
+    """
 
     def __init__(
         self,
@@ -152,11 +159,13 @@ class Judge:
         *,
         ttl: float,
         logs: str = "",
+        wall: float = 0.0,
     ) -> None:
         self.rows = sorted(rows, key=lambda row: row["at"])
         self.expected = {each.id: each for each in expected}
         self.struck = sorted(struck, key=lambda each: each.at)
         self.states, self.records, self.ttl, self.logs = states, records, ttl, logs
+        self.wall = wall
         self.lines: dict[str, Line] = defaultdict(Line)
         self.violations: list[str] = []
         self.excuses: Counter[str] = Counter()
@@ -275,19 +284,29 @@ class Judge:
         )
 
     def _is_lost_by_broker(self, each: Expected) -> bool:
-        """Whether no worker has ever had it: kombu's BRPOP takes a message off its list before it is noted as delivered.
+        """Whether its message went with a worker that was killed, on its way from the broker.
 
-        A worker that is killed in between takes along one message at most.
+        kombu's BRPOP takes a message off its list before it is noted as delivered, so a worker that is killed in between takes
+        along one at most. It may be the first message of the trigger, or one with which it was to retry or had to wait.
         """
-        if each.id in self.logs or any(run.id == each.id for run in self.runs.values()):
+        sent, said = self._last_word(each)
+        if said and not any(words in said for words in _SENT):
             return False
         for struck in self.struck:
             # A tail is published some time after its head.
-            is_near = each.at - _SLACK < struck.at < each.at + (inf if each.kind == "tail" else 10.0)
+            is_near = sent - _SLACK < struck.at < sent + (inf if each.kind == "tail" and not said else 10.0)
             if struck.kind == "kill worker" and struck.killed and is_near and struck not in self._took_along:
                 self._took_along.append(struck)
                 return True
         return False
+
+    def _last_word(self, each: Expected) -> tuple[float, str]:
+        """What a worker said last of the trigger, and when; else when it was published."""
+        lines = [line for line in self.logs.splitlines() if f"[{each.id}]" in line or f"{each.id} of " in line]
+        if not lines:
+            return each.at, ""
+        last = max(lines, key=lambda line: line[1:24])
+        return datetime.strptime(last[1:24], "%Y-%m-%d %H:%M:%S,%f").astimezone().timestamp() - self.wall, last
 
     def _overlaps(self) -> None:
         """Bodies that begin while as many as may hold the key, or the execution, are at it."""
