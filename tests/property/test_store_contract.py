@@ -219,14 +219,15 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(task_id=st.sampled_from(sorted(TRIGGERS)))
     def lapse(self, task_id):
-        """An outcome is kept no longer: that of an execution, or of a trigger that is settled."""
+        """An outcome is kept no longer: that of an execution, or of a trigger that is settled; it outlives every lease."""
         if self.contract.executions.get("key invoice", Execution()).outcome:
             with self.acting(""):
                 self.keyspace.client.delete(self.store.keys.execution("billing", "invoice"))
             self.contract.lapse("key invoice")
             self.completed.discard("key invoice")
         trigger = self.contract.triggers.get(task_id)
-        if trigger and trigger.is_settled and not trigger.is_due:
+        live = {self.deliveries[owner.removesuffix(" ended")].task_id for name in LOCKS for owner in self.live(name, self.seen)}
+        if trigger and trigger.is_settled and not trigger.is_due and task_id not in live:
             with self.acting(""):
                 self.keyspace.client.delete(self.trigger_name(task_id))
             self.contract.forget(task_id)
