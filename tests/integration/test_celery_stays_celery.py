@@ -122,7 +122,8 @@ def retry_that_is_eaten(t):
 
 
 def retry_that_fails(t):
-    return retries_and_goes_on(t, "retry_and_fail", 1)
+    # Which of its two outcomes a plain task stores last is a matter of luck.
+    return retries_and_goes_on(t, "retry_and_fail", 1)[1:]
 
 
 def ignored(t):
@@ -284,7 +285,7 @@ def given_task_id(t):
 
 def given_task_id_as_an_object(t):
     first, last = uuid4(), uuid4()
-    t.retry_twice.apply_async(task_id=first)
+    t.add.apply_async((1, 2), task_id=first)
     chain(t.add.si(1, 1).set(task_id=uuid4()), t.add.s(1).set(task_id=last)).delay()
     # Looked for rather than waited for: Celery does not know the id of the message that tells it by the one that was given.
     found = [t.place.app.AsyncResult(str(task_id)) for task_id in (first, last)]
