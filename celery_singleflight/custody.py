@@ -137,10 +137,14 @@ class Custody:
 
     def _make_names(self, record: Record) -> dict[str, str]:
         lock_name = record.lock_key.name
+        lease, fence, pace, due = self.keys.lock(record.lock_key)
         trigger = self.keys.trigger(lock_name, record.task_id)
         execution = trigger if record.execution_key is None else self.keys.execution(lock_name, record.execution_key)
         return {
-            **self.keys.lock(record.lock_key)._asdict(),
+            "lease": lease,
+            "fence": fence,
+            "pace": pace,
+            "due": due,
             "execution": execution,
             "trigger": trigger if record.has_trigger else execution,
         }

@@ -32,8 +32,6 @@ logger = logging.getLogger(__name__)
 _PART: Final = 1 / 3
 #: Seconds between two looks at most, while there is anything to look after.
 _LONGEST_PAUSE: Final = 1.0
-#: Seconds that a call to a store that is away may take at most, with its attempts.
-_LONGEST_CALL: Final = 7.0
 #: Looks that find nothing before the thread sleeps until it is needed.
 _IDLE_LOOKS: Final = 5
 
@@ -132,8 +130,7 @@ class Heartbeat:
         ]
         if not due:
             return
-        if any(lease.remaining < _LONGEST_CALL for lease, _, _ in due):
-            self._watch_deadlines()
+        self._watch_deadlines()
         try:
             answers: Sequence[str | SingleflightError] = self._store.renew(due)
         except SingleflightError as error:
@@ -159,9 +156,7 @@ class Heartbeat:
                 if lease.remaining <= lease.ttl * _PART:
                     self._endanger(lease)
             nearest = min(lease.remaining for lease in kept)
-            if nearest > _LONGEST_CALL:
-                return
-            time.sleep(min(max(nearest, 0.001), 0.1))
+            time.sleep(min(max(nearest, 0.001), _LONGEST_PAUSE / 4))
 
     def _is_over(self, lease: Lease, record: Record) -> bool:
         if lease.is_lost:

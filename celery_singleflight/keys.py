@@ -7,6 +7,7 @@ is recognised across the lock keys of its name.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple
 from zlib import crc32
@@ -60,31 +61,48 @@ class LockNames(NamedTuple):
     due: str
 
 
+class _Beginnings(NamedTuple):
+    """How the names of the keys of one lock name begin."""
+
+    root: str
+    trigger: str
+    execution: str
+    due: str
+
+
 class KeySpace:
     """Makes the names of the store's keys from the app's `singleflight_key_prefix`."""
 
-    __slots__ = ("_roots",)
+    __slots__ = ("_of", "roots")
 
     def __init__(self, prefix: str) -> None:
-        self._roots = [f"{{{prefix}{bucket}}}:{SCHEMA}:" for bucket in range(BUCKETS)]
+        #: How all names begin, by bucket.
+        self.roots = tuple(f"{{{prefix}{bucket}}}:{SCHEMA}:" for bucket in range(BUCKETS))
+
+        def begin(lock_name: str) -> _Beginnings:
+            root = self.roots[crc32(lock_name.encode()) % BUCKETS]
+            part = _part(lock_name)
+            return _Beginnings(root, f"{root}trigger:{part}:", f"{root}execution:{part}:", f"{root}due:{bounded(lock_name)}")
+
+        self._of = lru_cache(maxsize=1024)(begin)
 
     def lock(self, key: LockKey) -> LockNames:
         """Names of what belongs to a lock key."""
-        root = self.root(key.name)
-        text = key.text
-        return LockNames(f"{root}lease:{text}", f"{root}fence:{text}", f"{root}pace:{text}", f"{root}due:{bounded(key.name)}")
+        begin, text = self._of(key.name), key.text
+        root = begin.root
+        return LockNames(f"{root}lease:{text}", f"{root}fence:{text}", f"{root}pace:{text}", begin.due)
 
     def due(self, lock_name: str) -> str:
         """Name of the index in which the sweeper finds the triggers of a lock name."""
-        return f"{self.root(lock_name)}due:{bounded(lock_name)}"
+        return self._of(lock_name).due
 
     def execution(self, lock_name: str, execution_key: str) -> str:
         """Name of the run record of an explicit execution key, scoped by the lock name."""
-        return f"{self.root(lock_name)}execution:{_part(lock_name)}:{bounded(execution_key)}"
+        return self._of(lock_name).execution + bounded(execution_key)
 
     def trigger(self, lock_name: str, task_id: str) -> str:
         """Name of the record of one trigger, which is its run record too when it has no explicit execution key."""
-        return f"{self.root(lock_name)}trigger:{_part(lock_name)}:{bounded(task_id)}"
+        return self._of(lock_name).trigger + bounded(task_id)
 
     def turn(self, lock_names: Sequence[str]) -> str:
         """Name of the turn that the sweepers of these lock names take; it lies in the slot of the first of them."""
@@ -92,4 +110,4 @@ class KeySpace:
 
     def root(self, lock_name: str) -> str:
         """Beginning of all names of a lock name, with its hash tag."""
-        return self._roots[crc32(lock_name.encode()) % BUCKETS]
+        return self._of(lock_name).root

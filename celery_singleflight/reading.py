@@ -58,7 +58,7 @@ class Reading:
         self.app = app
         self.client = client
         self.keys = coordination(app).store.keys
-        self._roots = set(self.keys._roots)  # noqa: SLF001, of the package
+        self._roots = set(self.keys.roots)
 
     def find_lock(self, text: str) -> LockKey | None:
         """Return the lock key of that text, if it is or was held within a day."""

@@ -18,7 +18,7 @@ from celery_singleflight import signals
 from celery_singleflight.binding import lock_names
 from celery_singleflight.coordination import coordination
 from celery_singleflight.durability import warn_of_risks
-from celery_singleflight.errors import SingleflightError
+from celery_singleflight.errors import ScriptError, SingleflightError
 from celery_singleflight.message import publish_again
 
 if TYPE_CHECKING:
@@ -73,7 +73,11 @@ class Sweeper:
         for record in store.due(sorted(names), limit=_AT_ONCE, interval=_TURN):
             if time.monotonic() > give_up_at:
                 return
-            handout = store.rescue(record)
+            try:
+                handout = store.rescue(record)
+            except ScriptError as error:
+                logger.error("%s of %s cannot be looked at: %s", record.task_id, record.lock_key.name, error)  # noqa: TRY400
+                continue
             if handout is not None:
                 self._publish(record, handout)
 

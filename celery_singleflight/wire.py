@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ("ReplyError", "exchange", "pack")
 
 _CHUNK: Final = 1 << 16
+#: What stands between two values, by the length of the second.
+_LENGTHS: Final = [f"\r\n${length}\r\n" for length in range(2048)]
 
 
 class ReplyError(Exception):
@@ -26,14 +28,20 @@ class ReplyError(Exception):
 
 def pack(command: str, script: str, keys: int, values: Sequence[Value]) -> bytes:
     """Return the command that runs a script, as it is sent."""
-    in_text, in_bytes = _frames(command, script, keys, len(values))
+    head, frame = _frames(command, script, keys, len(values))
     if bytes not in set(map(type, values)):
         texts = list(map(str, values))
-        packed = in_text % tuple(chain.from_iterable(zip(map(len, texts), texts, strict=True)))
+        parts = [""] * (2 * len(texts))
+        parts[1::2] = texts
+        try:
+            parts[::2] = [_LENGTHS[len(text)] for text in texts]
+        except IndexError:
+            parts[::2] = [f"\r\n${len(text)}\r\n" for text in texts]
+        packed = head + "".join(parts) + "\r\n"
         if packed.isascii():  # else a text has more bytes than characters
             return packed.encode()
     words = [value if isinstance(value, bytes) else str(value).encode() for value in values]
-    return in_bytes % tuple(chain.from_iterable(zip(map(len, words), words, strict=True)))
+    return frame % tuple(chain.from_iterable(zip(map(len, words), words, strict=True)))
 
 
 def exchange(line: socket, packed: bytes, replies: int) -> list[Any]:
@@ -67,11 +75,10 @@ def _receive(line: socket) -> bytes:
 
 @functools.lru_cache(maxsize=64)
 def _frames(command: str, script: str, keys: int, values: int) -> tuple[str, bytes]:
-    """Return the command with a place for the length of each value and the value, once for texts and once for bytes."""
+    """Return what comes before the values, and the command with a place for the length of each value and the value."""
     words = (command, script, str(keys))
-    sized = [f"${len(word.encode())}\r\n{word.replace('%', '%%')}\r\n" for word in words]
-    head = f"*{values + len(words)}\r\n" + "".join(sized)
-    return head + "$%d\r\n%s\r\n" * values, head.encode() + b"$%d\r\n%b\r\n" * values
+    head = f"*{values + len(words)}" + "".join(f"\r\n${len(word.encode())}\r\n{word}" for word in words)
+    return head, head.replace("%", "%%").encode() + b"\r\n$%d\r\n%b" * values + b"\r\n"
 
 
 def _read(received: bytes, replies: int) -> tuple[list[Any], int]:

@@ -30,7 +30,12 @@ if line then
   end
 end
 local holder, outcome, runs_generation = unpack(redis.call('HMGET', execution, 'owner', 'outcome', 'run_generation'))
-local left_by, newest_generation = unpack(redis.call('HMGET', trigger, 'left_by', 'generation'))
+local left_by, newest_generation, concluded = unpack(redis.call('HMGET', trigger, 'left_by', 'generation', 'outcome'))
+if execution ~= trigger and holder == owner and concluded and not outcome then
+  -- The main process has given the trigger its outcome while this run lived: nothing is under way any more.
+  redis.call('DEL', execution)
+end
+outcome = outcome or concluded
 -- The process gives back, then the worker's main process finds that it has died. The death of a run that had sent its retry is
 -- none of the retry's.
 if died == '1' and not outcome and (holder == owner or left_by == owner) and runs_generation == newest_generation then
@@ -42,7 +47,7 @@ if holder == owner and not outcome then
     redis.call('DEL', execution)
     redis.call('ZREM', due, member)
   else
-    redis.call('HDEL', execution, 'owner', 'until_ms', 'since_ms', 'fence', 'worker')
+    redis.call('HDEL', execution, 'owner', 'until_ms', 'since_ms', 'fence')
     if died ~= '1' then
       redis.call('HSET', trigger, 'left_by', owner)
     end

@@ -23,6 +23,8 @@ local function look_again(at)
   redis.call('ZADD', due, string.format('%.0f', at), member)
 end
 
+-- Before anything can go wrong: a record that cannot be read must not come first for ever.
+redis.call('ZADD', due, 'XX', string.format('%.0f', now + pause_ms), member)
 local message, copy, outcome, settled, ended_ms = unpack(
   redis.call('HMGET', trigger, 'message', 'copy', 'outcome', 'settled', 'ended_ms'))
 if not message or settled then

@@ -16,8 +16,9 @@ local clock = redis.call('TIME')
 local now = string.format('%.0f', clock[1] * 1000 + math.floor(clock[2] / 1000))
 local found = {}
 for n = 2, #places do
-  local members = redis.call('ZRANGEBYSCORE', places[n], '-inf', now, 'LIMIT', 0, limit)
+  -- A set that is none must not hide the others.
+  local members = redis.pcall('ZRANGEBYSCORE', places[n], '-inf', now, 'LIMIT', 0, limit)
   redis.call('PEXPIRE', places[n], 604800000)
-  found[n - 1] = #members > 0 and cjson.encode(members) or '[]'
+  found[n - 1] = not members.err and #members > 0 and cjson.encode(members) or '[]'
 end
 return {'due', '[' .. table.concat(found, ',') .. ']'}

@@ -92,14 +92,10 @@ class Lock:
 
 
 class Contract:
-    """The state of one store in which every lock key has the same limit.
+    """The state of one store in which every lock key has the same limit."""
 
-    `deviations` are what the scripts do in another way for now.
-    """
-
-    def __init__(self, limit: int, deviations: frozenset[str] = frozenset()) -> None:
+    def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.deviations = deviations
         self.flush()
 
     def flush(self) -> None:
@@ -277,8 +273,6 @@ class Contract:
         self._leave(delivery, holds=holds)
         trigger, execution = self.triggers.get(delivery.task_id), self.executions.get(delivery.execution)
         has_outcome = bool((execution and execution.outcome) or (trigger and trigger.outcome))
-        if "abandoned conclusions" in self.deviations and delivery.execution_key:
-            has_outcome = bool(execution and execution.outcome)
         is_its = bool(execution and execution.owner == delivery.owner and not has_outcome)
         is_current = bool(trigger and execution and execution.generation == trigger.generation)
         if trigger and died and not has_outcome and is_current and (is_its or trigger.left_by == delivery.owner):

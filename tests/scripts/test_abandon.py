@@ -18,7 +18,7 @@ def test_an_abandoned_lease_is_free_and_its_trigger_runs_again(desk, execution_k
     desk.abandon(claim)
 
     assert desk.scores(claim) == {}
-    assert {"owner", "until_ms", "since_ms", "fence", "worker", "outcome"}.isdisjoint(desk.execution(claim))
+    assert {"owner", "until_ms", "since_ms", "fence", "outcome"}.isdisjoint(desk.execution(claim))
     other = desk.claim("t2")
     desk.acquire(other)
     desk.abandon(other)

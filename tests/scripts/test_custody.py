@@ -231,10 +231,7 @@ def test_handouts_are_counted_anew_once_the_trigger_has_entered(desk, execution_
 
 @pytest.mark.parametrize(
     "execution_key",
-    [
-        None,
-        pytest.param("invoice:1", marks=pytest.mark.xfail(reason="`abandon` looks at the outcome of the execution only")),
-    ],
+    [None, "invoice:1"],
     ids=["task id", "execution key"],
 )
 @pytest.mark.parametrize("how", [{}, {"again": 60.0, "died": True}], ids=str)
