@@ -22,6 +22,11 @@ from celery_singleflight.demo.scenario import Trigger, burst
 COMMAND = [sys.executable, "-c", "from celery_singleflight.cli import main; main()", "demo"]
 
 
+def hear_interrupts():
+    """A shell lets what it starts in the background ignore interrupts, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Demo:
     """The command with its output in a file, without a terminal, and with a temporary directory of its own."""
 
@@ -38,6 +43,7 @@ class Demo:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=hear_interrupts,  # noqa: PLW1509, no thread of ours holds anything then
             )
         self.started = time.monotonic()
         self.seen: set[psutil.Process] = set()
@@ -130,6 +136,7 @@ def test_a_demo_that_is_told_to_stop_leaves_no_process_and_no_file(start, number
 def test_on_a_terminal_it_shows_the_holders_and_ctrl_c_gives_the_terminal_back(tmp_path):
     pid, terminal = pty.fork()
     if pid == 0:
+        hear_interrupts()
         columns = {"COLUMNS": "100", "LINES": "40", "TERM": "xterm-256color"}
         path = os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")])
         os.execve(sys.executable, COMMAND, {**os.environ, **columns, "PYTHONPATH": path, "TMPDIR": str(tmp_path)})
