@@ -38,8 +38,9 @@ class Evidence:
             path = self.directory / f"register-{quote(key, safe='')}"
             self._registers[key] = os.open(path, os.O_RDWR | os.O_CREAT)
         file = self._registers[key]
-        fcntl.flock(file, fcntl.LOCK_EX)
         try:
+            # Inside, because `LeaseLost` may come as it returns: a lock that stays taken would stop every later body.
+            fcntl.flock(file, fcntl.LOCK_EX)
             highest = int(os.pread(file, 32, 0) or b"0")
             taken = token >= highest
             if taken:
