@@ -33,15 +33,23 @@ class Arguments:
             (name for name, p in signature.parameters.items() if p.kind is inspect.Parameter.VAR_KEYWORD), None
         )
         self.names = tuple(name for name in signature.parameters if name != self._keywords)
+        is_plain = all(kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
+        empty = inspect.Parameter.empty
+        #: What each argument is when it is not given, of a function that has nothing but plain parameters; else None.
+        self._defaults = (
+            {name: p.default for name, p in signature.parameters.items() if p.default is not empty} if is_plain else None
+        )
 
     def bind(self, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments by name, defaults applied. A pydantic model is taken as the dict that Celery sends for it.
 
         Raises `TypeError` as the call itself would.
         """
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        arguments = bound.arguments
+        arguments = self._bind_plainly(args, kwargs)
+        if arguments is None:
+            bound = self._signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            arguments = bound.arguments
         if self._keywords:
             # Under their own names for a recipe that asks for one, and under the parameter's for the arguments as a whole.
             arguments = {**arguments[self._keywords], **arguments}
@@ -49,6 +57,17 @@ class Arguments:
             if hasattr(value, "model_dump"):
                 arguments[name] = value.model_dump(mode="json")
         return arguments
+
+    def _bind_plainly(self, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the arguments by name, or None where it takes more than putting names to them."""
+        if self._defaults is None or len(args) + len(kwargs) > len(self.names):
+            return None
+        if len(args) == len(self.names):
+            return dict(zip(self.names, args, strict=True))
+        arguments = {**self._defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
+        given = {*self.names[: len(args)], *kwargs}
+        is_whole = len(arguments) == len(self.names) and len(given) == len(args) + len(kwargs)
+        return arguments if is_whole and arguments.keys() == set(self.names) else None
 
     def require(self, option: str, names: Any) -> None:
         """Raise `OptionError` unless each of these names is an argument of the task."""
