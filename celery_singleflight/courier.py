@@ -54,11 +54,13 @@ _couriers: Final[WeakKeyDictionary[Celery, _Courier]] = WeakKeyDictionary()
 
 @contextmanager
 def careful_producer(app: Celery) -> Iterator[Any]:
-    """Yield a kombu producer whose `publish` returns only when the broker has the message."""
-    with app.producer_pool.acquire(block=True) as producer:
-        asks = producer.connection.transport.driver_type == "amqp"
-        if not asks:
+    """Yield a kombu producer whose `publish` returns only when the broker has the message.
+
+    Publishing raises `amqp.exceptions.MessageNacked` when RabbitMQ does not take it, as a full queue may.
+    """
+    if app.producer_pool.connections.connection.transport.driver_type != "amqp":
+        with app.producer_pool.acquire(block=True) as producer:
             yield producer
-            return
+        return
     with _couriers.setdefault(app, _Courier()).producing(app) as producer:
         yield producer

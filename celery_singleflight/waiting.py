@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from uuid import uuid4
 
+from amqp.exceptions import MessageNacked
 from celery.exceptions import Retry, SoftTimeLimitExceeded
 from celery.utils.quorum_queues import detect_quorum_queues
 from kombu.exceptions import OperationalError
@@ -118,8 +119,8 @@ def _publish(trigger: Trigger, countdown: float, headers: dict[str, Any]) -> Any
                 signature.apply_async(producer=producer)
         except SoftTimeLimitExceeded:
             continue  # the limit is one of the body, which does not run
-        except (OperationalError, OSError) as error:
-            logger.error(  # noqa: TRY400, the broker is away, no bug here
+        except (OperationalError, OSError, MessageNacked) as error:
+            logger.error(  # noqa: TRY400, the broker is away or does not take it, no bug here
                 "%s[%s] cannot go back to the broker, its slot is held until it can: %s", task.name, request.id, error
             )
             time.sleep(_BROKER_PAUSE)

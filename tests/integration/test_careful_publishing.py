@@ -7,6 +7,7 @@ import threading
 from uuid import uuid4
 
 import pytest
+from amqp.exceptions import MessageNacked
 from celery import Celery
 from kombu import Queue
 from nodes import wait_until
@@ -111,3 +112,17 @@ def test_a_redis_confirms_by_its_reply(valkey):
         producer.publish("first", routing_key=name, declare=[Queue(name)], retry=False)
     with app.connection_for_read() as connection:
         assert connection.default_channel.client.llen(name) == 1
+
+
+def test_a_full_queue_that_refuses_is_an_error_and_not_silence(rabbitmq):
+    app = Celery("careful", broker=rabbitmq, set_as_current=False)
+    full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    queue = Queue(f"careful-{uuid4().hex[:8]}", durable=False, queue_arguments=full)
+    try:
+        with careful_producer(app) as producer:
+            producer.publish("first", routing_key=queue.name, declare=[queue], retry=False)
+        with pytest.raises(MessageNacked), careful_producer(app) as producer:
+            producer.publish("second", routing_key=queue.name, retry=False)
+    finally:
+        with app.connection_for_read() as connection:
+            queue(connection).delete()

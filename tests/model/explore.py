@@ -132,10 +132,10 @@ def main() -> int:
             continue
         began = time.process_time()
         seen = explore(config)
-        print(f"{name}: {seen.states:,} states, {seen.steps:,} steps, {time.process_time() - began:.1f} s", flush=True)  # noqa: T201
+        print(f"{name}: {seen.states:,} states, {seen.steps:,} steps, {time.process_time() - began:.1f} s", flush=True)  # noqa: T201, a command line
         if seen.accident:
             failed += 1
-            print(seen.accident, flush=True)  # noqa: T201
+            print(seen.accident, flush=True)  # noqa: T201, a command line
     return 1 if failed else 0
 
 

@@ -101,7 +101,7 @@ class Store(NamedTuple):
     due: tuple[bool, ...]
 
     def change(self, place: int, **facts: object) -> Store:
-        record = self.records[place]._replace(**facts)  # type: ignore[arg-type]
+        record = self.records[place]._replace(**facts)  # type: ignore[arg-type]  # the names are those of a Record, each with its own type
         return self._replace(records=(*self.records[:place], record, *self.records[place + 1 :]))
 
     def forget(self, place: int) -> Store:

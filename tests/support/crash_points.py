@@ -76,11 +76,11 @@ def live_overlaps(ledger: Ledger, key: str) -> int:
 def install(app: Celery) -> None:
     """Wrap what the points are at; for a process that is going to be killed, before it forks."""
     from celery.backends.base import Backend  # noqa: PLC0415, publishers and workers only
-    from celery.worker.request import Request  # noqa: PLC0415
+    from celery.worker.request import Request  # noqa: PLC0415, as above
 
-    from celery_singleflight import run, sweeper, waiting  # noqa: PLC0415
-    from celery_singleflight.departure import Departure  # noqa: PLC0415
-    from celery_singleflight.store import Store  # noqa: PLC0415
+    from celery_singleflight import run, sweeper, waiting  # noqa: PLC0415, as above
+    from celery_singleflight.departure import Departure  # noqa: PLC0415, as above
+    from celery_singleflight.store import Store  # noqa: PLC0415, as above
 
     at = _Points(app.ledger)
     around = at.around

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import pytest
+from amqp.exceptions import MessageNacked
 from celery import states
 
-from celery_singleflight import Contended, OptionError, WaitTimeout, signals
+from celery_singleflight import Contended, OptionError, WaitTimeout, signals, waiting
 from celery_singleflight.claims import Outcome
+from celery_singleflight.courier import careful_producer
 
 COPY, PREVIOUS = "singleflight_copy", "singleflight_previous"
 WAITS, FIRST_SEEN = "singleflight_waits", "singleflight_first_seen"
@@ -288,3 +291,27 @@ def test_a_header_of_ours_that_means_something_is_not_logged(place, task, runs, 
         place.deliver(message)
     assert len(runs) == 1
     assert caplog.records == []
+
+
+def test_a_message_that_the_broker_does_not_take_is_tried_again(place, task, monkeypatch):
+    """A full queue of RabbitMQ refuses: to give up would acknowledge the trigger and forget it."""
+    refusals = []
+
+    @contextmanager
+    def refusing(app):
+        if not refusals:
+            refusals.append("nacked")
+            raise MessageNacked
+        with careful_producer(app) as producer:
+            yield producer
+
+    monkeypatch.setattr(waiting, "careful_producer", refusing)
+    monkeypatch.setattr(waiting, "_BROKER_PAUSE", 0.0)
+    result = task.delay("k")
+    (first,) = place.messages()
+
+    second = contend(place, task, first)
+
+    assert refusals == ["nacked"]
+    assert second.headers[PREVIOUS] == ""
+    assert result.state == states.RETRY
