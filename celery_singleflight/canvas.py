@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from celery import signals
+from celery.app.task import Context
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ("in_chord_header", "stop_chain")
+__all__ = ("in_chord_header", "revoke", "stop_chain")
 
 
 def in_chord_header(request: Any) -> bool:
@@ -19,13 +22,37 @@ def in_chord_header(request: Any) -> bool:
 
 
 def stop_chain(task: Any, reason: str) -> None:
-    """End the chain of the current request quietly: what would have followed is marked REVOKED with the reason."""
+    """End the chain of the current request quietly: what would have followed is marked REVOKED with the reason.
+
+    A chord that waits for the end of the chain is told.
+    """
     request = task.request
-    for signature in reversed(request.chain or ()):  # the next first: whoever waits for the last finds all marked
+    for n, signature in enumerate(reversed(request.chain or ()), 1):  # the next first: who waits for the last finds all marked
         for task_id in _task_ids(signature):
-            task.backend.mark_as_revoked(task_id, reason, request=None, store_result=True)
+            last = Context(_as_request(signature)) if n == len(request.chain) and signature.get("task") else None
+            task.backend.mark_as_revoked(task_id, reason, request=last, store_result=True)
     request.chain = None
     request.callbacks = None
+
+
+def revoke(task: Any, reason: str) -> None:
+    """End the current request, and the chain behind it, as Celery does when a task is revoked."""
+    request = task.request
+    stop_chain(task, reason)
+    task.backend.mark_as_revoked(request.id, reason, request=request, store_result=not request.ignore_result)
+    signals.task_revoked.send(sender=task, request=request, terminated=False, signum=None, expired=False)
+
+
+def _as_request(signature: Any) -> dict[str, Any]:
+    """Return what a chord asks of the request of one of its members."""
+    options = signature.get("options") or {}
+    return {
+        "id": options.get("task_id"),
+        "group": options.get("group_id"),
+        "group_index": options.get("group_index"),
+        "chord": options.get("chord"),
+        "task": signature.get("task"),
+    }
 
 
 def _is_awaited(signature: Any) -> bool:

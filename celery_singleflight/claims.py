@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from celery_singleflight.keys import LockKey
+from celery_singleflight.keys import LockKey  # noqa: TC001, a record is made with one
 
-__all__ = ("Acquired", "Claim", "Encoded", "Ended", "Handout", "Held", "OnHeld", "Outcome", "Record", "Refused", "Surplus")
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-OnHeld = Literal["wait", "skip", "reject", "ask"]
+__all__ = (
+    "Acquired",
+    "Claim",
+    "Encoded",
+    "Ended",
+    "Finished",
+    "Handout",
+    "Held",
+    "Led",
+    "Linger",
+    "Merge",
+    "OnHeld",
+    "Outcome",
+    "Parked",
+    "Record",
+    "Refused",
+    "Surplus",
+    "Waits",
+)
+
+OnHeld = Literal["wait", "skip", "reject", "ask", "queue", "coalesce", "replace", "join"]
 
 
 class Outcome(StrEnum):
@@ -19,6 +40,8 @@ class Outcome(StrEnum):
     FAILED = "failed"
     SKIPPED = "skipped"
     REJECTED = "rejected"
+    COALESCED = "coalesced"
+    REPLACED = "replaced"
     TIMED_OUT = "timed out waiting"
     DEAD_LETTERED = "dead-lettered"
     REVOKED = "revoked"
@@ -49,10 +72,29 @@ class Record(NamedTuple):
         return self.task_id if self.execution_key is None else f"{self.task_id}\n{self.execution_key}"
 
     @classmethod
-    def of_member(cls, lock_name: str, member: str) -> Record:
-        """Return where the trigger of that name is recorded; its lock key is not known here."""
+    def of_member(cls, lock_key: LockKey, member: str) -> Record:
+        """Return where the trigger of that name is recorded. The lock key may have an empty text where it is not known."""
         task_id, _, execution_key = member.partition("\n")
-        return cls(LockKey(lock_name, ""), task_id, execution_key or None)
+        return cls(lock_key, task_id, execution_key or None)
+
+
+class Waits(NamedTuple):
+    """How a trigger waits when it has to. Durations in seconds.
+
+    `keeps` is whether the store keeps the message while it runs; `linger` for how long its slot may wait; `digest` is of the
+    payload; `which` arguments count under `coalesce`, "newest", "first" or "merged" with that waiting `merged_with` in its copy
+    `merged_copy`; it is held back for `delay` after the last, for `within` in all.
+    """
+
+    keeps: bool = True
+    linger: float = 0.0
+    digest: str = ""
+    expires: float | None = None
+    which: str = ""
+    delay: float = 0.0
+    within: float = 0.0
+    merged_with: str = ""
+    merged_copy: str = ""
 
 
 class Claim(NamedTuple):
@@ -75,14 +117,30 @@ class Claim(NamedTuple):
     message: bytes = b""
     max_deliveries: int | None = None
     task: str = ""
+    waits: Waits = Waits()
+
+
+class Handout(NamedTuple):
+    """The message of a trigger that needs to be published again, as a copy made from `copy`.
+
+    `outcome` is empty when its run died, or when it waits: then `first_ms` is since when, in store time. `times` counts how
+    often it has been handed out since it entered.
+    """
+
+    message: bytes
+    copy: str
+    outcome: str = ""
+    times: int = 1
+    first_ms: str = ""
 
 
 class Acquired(NamedTuple):
-    """The lease is ours."""
+    """The lease is ours. The `calls` of this and other answers are the messages of those who are next, to be published now."""
 
     token: int
     run_id: str
     attempt: int
+    calls: Sequence[Handout] = ()
 
 
 class Held(NamedTuple):
@@ -109,13 +167,55 @@ class Held(NamedTuple):
         return self.what in ("own", "predecessor")
 
 
+class Parked(NamedTuple):
+    """The store has the trigger's message, and it will be called. Durations in seconds.
+
+    `how` is "line", with its `place` in it; "group" when it gets the outcome of the run in the way; or "again" when it had been
+    parked before.
+    """
+
+    how: str
+    task_id: str
+    worker: str
+    age: float
+    remaining: float
+    place: int
+    calls: Sequence[Handout] = ()
+
+
+class Linger(NamedTuple):
+    """The trigger is parked, and is the one that may wait in its slot, for so many seconds, before it asks again."""
+
+    seconds: float
+    calls: Sequence[Handout] = ()
+
+
+class Led(NamedTuple):
+    """The trigger gets the outcome of another, as the index of what is due names it."""
+
+    by: str
+
+
+class Merge(NamedTuple):
+    """The arguments are to be merged into the message of the trigger that waits, as the index of what is due names it."""
+
+    by: str
+    copy: str
+    message: bytes
+
+
 class Ended(NamedTuple):
-    """The trigger is over. `settled` when Celery has done all that follows; `reason` names the blocker or the leader."""
+    """The trigger is over. `settled` when Celery has done all that follows; `reason` names the blocker or the leader.
+
+    `ended_as` is how the leader ended whose value this is, if there is one.
+    """
 
     outcome: Outcome
     settled: bool
     reason: list[Any]
     value: Encoded
+    ended_as: Outcome
+    calls: Sequence[Handout] = ()
 
 
 class Surplus(NamedTuple):
@@ -124,16 +224,10 @@ class Surplus(NamedTuple):
     why: str
 
 
-class Handout(NamedTuple):
-    """The message of a trigger that needs to be published again, as a copy made from `copy`.
+class Finished(NamedTuple):
+    """It is recorded, and the lease is released."""
 
-    `outcome` is empty when its run died; `times` counts how often it has been handed out since it entered.
-    """
-
-    message: bytes
-    copy: str
-    outcome: str
-    times: int
+    calls: Sequence[Handout] = ()
 
 
 class Refused(NamedTuple):

@@ -29,7 +29,7 @@ from redis.exceptions import (
 from redis.sentinel import MasterNotFoundError
 
 from celery_singleflight.errors import ConfigurationError, ScriptError, StoreUnavailable
-from celery_singleflight.wire import ReplyError, exchange, pack
+from celery_singleflight.wire import ReplyError, command, exchange, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,6 +81,12 @@ class Connections(Protocol):
         Returns the raw replies in order, and for a call that failed by itself its `ScriptError`. Raises `StoreUnavailable`.
         """
 
+    def wait_for(self, name: str, seconds: float) -> bool:
+        """Take an element of a list, waiting for it for so many seconds, at most one. Returns whether there was one.
+
+        Raises `StoreUnavailable`.
+        """
+
     def close(self) -> None:
         """Close what is open; a later `run` connects again."""
 
@@ -108,6 +114,15 @@ class DirectConnections:
             if isinstance(reply, ReplyError):
                 replies[n] = _or_error(self.run, script, keys, calls[n]) if _is_unknown(reply) else _failed(script, reply)
         return replies
+
+    def wait_for(self, name: str, seconds: float) -> bool:  # noqa: D102
+        try:
+            answer = self._exchange(command("BLPOP", name, f"{seconds:.3f}"), 1)[0]
+        except (*_TRANSIENT, RedisError, ReplyError) as error:
+            raise StoreUnavailable(f"the store does not let wait for {name}: {error}") from error
+        if isinstance(answer, ReplyError):
+            raise StoreUnavailable(f"the store does not let wait for {name}: {answer}")
+        return answer is not None
 
     def close(self) -> None:  # noqa: D102
         idle, self._idle = self._idle, []
@@ -166,20 +181,30 @@ class ClientConnections:
     def run_many(self, script: Script, keys: int, calls: Sequence[Sequence[Value]]) -> list[Any]:  # noqa: D102
         return [_or_error(self.run, script, keys, values) for values in calls]
 
+    def wait_for(self, name: str, seconds: float) -> bool:  # noqa: D102
+        try:
+            return self._opened().blpop([name], seconds) is not None
+        except (*_TRANSIENT, RedisError) as error:
+            raise StoreUnavailable(f"the store does not let wait for {name}: {error}") from error
+
     def close(self) -> None:  # noqa: D102
         if self._client is not None:
             self._client.close()
 
     def _run_once(self, script: Script, keys: int, values: Sequence[Value]) -> Any:
+        client = self._opened()
+        try:
+            return client.evalsha(script.sha, keys, *values)
+        except NoScriptError:
+            return client.eval(script.source, keys, *values)
+
+    def _opened(self) -> Any:
         if self._client is None:
             try:
                 self._client = self._make()
             except TypeError as error:
                 raise ConfigurationError(f"setting singleflight_transport_options: {error}") from error
-        try:
-            return self._client.evalsha(script.sha, keys, *values)
-        except NoScriptError:
-            return self._client.eval(script.source, keys, *values)
+        return self._client
 
 
 def _persist(

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from celery_singleflight.connection import BRISK_PAUSES
 from celery_singleflight.errors import ConfigurationError
@@ -31,9 +31,18 @@ class Coordination:
     """The store of one app, and the heartbeat of this process on it."""
 
     def __init__(self, app: Celery) -> None:
+        self._app = ref(app)
         self._server, self._keys = _server(app), KeySpace(_prefix(app))
         self.store = Store(connect(*self._server), self._keys)
         self.heartbeat = Heartbeat(self.store)
+
+    @property
+    def app(self) -> Celery:
+        """The app whose settings it was made from."""
+        app = self._app()
+        if app is None:
+            raise ReferenceError("the app of this coordination is gone")
+        return app
 
     @cached_property
     def brisk_store(self) -> Store:

@@ -9,7 +9,8 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from celery_singleflight.claims import Handout, Outcome, Record
+from celery_singleflight.claims import Finished, Handout, Outcome, Record
+from celery_singleflight.keys import LockKey
 from celery_singleflight.script import Script, Value, load
 
 if TYPE_CHECKING:
@@ -19,12 +20,15 @@ if TYPE_CHECKING:
     from celery_singleflight.connection import Connections
     from celery_singleflight.keys import KeySpace
 
-__all__ = ("GRACE", "Custody", "as_text", "milliseconds")
+__all__ = ("GRACE", "Custody", "as_text", "calls_of", "milliseconds")
 
 _CONCLUDE: Final = load("conclude")
 _SETTLE: Final = load("settle")
 _SWEEP: Final = load("sweep")
 _RESCUE: Final = load("rescue")
+_ATTEND: Final = load("attend")
+_RECALL: Final = load("recall")
+_FIND: Final = load("find")
 
 #: Seconds for which a trigger that has ended is left to the delivery that ended it, before another one answers for it.
 GRACE: Final = 5.0
@@ -53,32 +57,35 @@ class Custody:
         keep: float,
         release: bool,
         error: Encoded | None = None,
-    ) -> str | None:
+        patience: float = GRACE,
+    ) -> Finished | str:
         """Give a trigger an outcome that is none of its lease's.
 
-        Returns None when that is its outcome now; else the outcome that it has, "unknown" when the store knows nothing of it,
+        Returns `Finished` when that is its outcome now; else the outcome that it has, "unknown" when the store knows nothing of it,
         or "" when another delivery runs it.
 
-        With an `error` Celery is still to send what follows; without one it has done so.
+        With an `error` Celery is still to send what follows, others may after `patience`; without one it has done so.
         """
         content_type, content_encoding, body = error or ("", "", b"")
         reply = self._run(
             _CONCLUDE,
             {
-                **self._of_trigger(record),
+                **self._named(_CONCLUDE, record),
                 "owner": owner,
+                "lock_key": record.lock_key.text,
+                "member": record.member,
                 "task_id": record.task_id,
                 "outcome": outcome.value,
                 "reason": reason,
                 "keep_ms": milliseconds(keep),
                 "release": int(release),
-                "patience_ms": "" if error is None else milliseconds(GRACE),
+                "patience_ms": "" if error is None else milliseconds(patience),
                 "content_type": content_type,
                 "content_encoding": content_encoding,
                 "body": body,
             },
         )
-        return None if reply.word == "concluded" else str(reply.outcome.decode())
+        return Finished(calls_of(reply)) if reply.word == "concluded" else str(reply.outcome.decode())
 
     def settle(self, ended: Iterable[tuple[Record, str, bool]]) -> None:
         """Note of each (record, owner that ended it, whether all is done) how far Celery has come with what follows."""
@@ -95,19 +102,23 @@ class Custody:
     def due(self, lock_names: Sequence[str], *, limit: int, interval: float) -> list[Record]:
         """Return up to `limit` triggers of each lock name that need to be looked at by `rescue`.
 
-        Of the callers of one interval, in seconds, only the first gets any.
+        Of the callers of one interval, in seconds, only the first gets any. A record without a task id stands for those who
+        wait for the lock key that is its execution key; they are for `attend`.
         """
-        slots: dict[str, list[str]] = {}
-        for name in sorted(lock_names):
-            slots.setdefault("" if self._connections.spans_slots else self.keys.root(name), []).append(name)
         found = []
-        for names in slots.values():
+        for names in self._by_slot(lock_names):
             places: list[Value] = [self.keys.turn(names), *map(self.keys.due, names)]
             reply = _SWEEP.reply(self._connections.run(_SWEEP, len(places), [*places, milliseconds(interval), limit]))
             if reply.word == "due":
                 for name, members in zip(names, json.loads(reply.members), strict=True):
-                    found += [Record.of_member(name, member) for member in members]
+                    found += [Record.of_member(LockKey(name, ""), member) for member in members]
         return found
+
+    def attend(self, lock_key: LockKey) -> list[Handout]:
+        """Return the messages of those who wait for a lock key and are next, to be published now."""
+        names = self.keys.lock(lock_key)._asdict()
+        reply = self._run(_ATTEND, {**{name: names[name] for name in _ATTEND.keys}, "lock_key": lock_key.text})
+        return calls_of(reply)
 
     def rescue(self, record: Record) -> Handout | None:
         """Return the message of a trigger whose run has died or whose outcome nobody has passed on, to be published again.
@@ -127,9 +138,34 @@ class Custody:
                 "pause_ms": milliseconds(_HANDOUT_PAUSE),
             },
         )
+        if reply.word == "parked":
+            return self._recall(record._replace(lock_key=LockKey(record.lock_key.name, reply.lock_key.decode())))
         if reply.word != "message":
             return None
         return Handout(reply.message, reply.copy.decode(), reply.outcome.decode(), int(reply.times))
+
+    def parked(self, task_id: str, lock_names: Sequence[str]) -> list[Record]:
+        """Return where a trigger of that id waits in the store's custody, if it does."""
+        found = []
+        for names in self._by_slot(lock_names):
+            places: list[Value] = [self.keys.trigger(name, task_id) for name in names]
+            reply = _FIND.reply(self._connections.run(_FIND, len(places), places))
+            for name, lock_key, member in zip(names, reply.parked[::2], reply.parked[1::2], strict=True):
+                if lock_key:
+                    found.append(Record.of_member(LockKey(name, lock_key.decode()), member.decode()))
+        return found
+
+    def _recall(self, record: Record) -> Handout | None:
+        named: dict[str, Value] = {
+            **self._named(_RECALL, record),
+            "lock_key": record.lock_key.text,
+            "member": record.member,
+            "pause_ms": milliseconds(_HANDOUT_PAUSE),
+        }
+        reply = self._run(_RECALL, named)
+        if reply.word == "gone":
+            return None
+        return Handout(reply.message, reply.copy.decode(), first_ms=reply.first_ms.decode())
 
     def close(self) -> None:
         """Close the connections; the next call opens them again."""
@@ -137,25 +173,33 @@ class Custody:
 
     def _make_names(self, record: Record) -> dict[str, str]:
         lock_name = record.lock_key.name
-        lease, fence, pace, due = self.keys.lock(record.lock_key)
         trigger = self.keys.trigger(lock_name, record.task_id)
         execution = trigger if record.execution_key is None else self.keys.execution(lock_name, record.execution_key)
         return {
-            "lease": lease,
-            "fence": fence,
-            "pace": pace,
-            "due": due,
+            **self.keys.lock(record.lock_key)._asdict(),
             "execution": execution,
             "trigger": trigger if record.has_trigger else execution,
         }
 
-    def _of_trigger(self, record: Record) -> dict[str, Value]:
-        """Return the names that `abandon` and `conclude` work on."""
+    def _by_slot(self, lock_names: Sequence[str]) -> Iterable[list[str]]:
+        """Return the lock names, those together whose keys one script may have."""
+        slots: dict[str, list[str]] = {}
+        for name in sorted(lock_names):
+            slots.setdefault("" if self._connections.spans_slots else self.keys.root(name), []).append(name)
+        return slots.values()
+
+    def _named(self, script: Script, record: Record) -> dict[str, Value]:
+        """Return where the keys of a script are."""
         names = self.names(record)
-        return {**{name: names[name] for name in ("lease", "execution", "trigger", "due")}, "member": record.member}
+        return {name: names[name] for name in script.keys}
 
     def _run(self, script: Script, named: dict[str, Any]) -> Any:
         return script.reply(self._connections.run(script, len(script.keys), script.arguments(named)))
+
+
+def calls_of(reply: Any) -> list[Handout]:
+    """Return the messages that a reply tells to publish."""
+    return [Handout(message, copy.decode(), first_ms=first_ms.decode()) for _, copy, first_ms, message in reply.calls or ()]
 
 
 def as_text(value: bytes) -> str | bytes:

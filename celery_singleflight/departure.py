@@ -6,12 +6,14 @@ import json
 import logging
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kombu.asynchronous import get_event_loop
 
+from celery_singleflight.claims import Finished
 from celery_singleflight.custody import GRACE
 from celery_singleflight.errors import SingleflightError
+from celery_singleflight.handoff import hand_on
 from celery_singleflight.results import encode_error
 from celery_singleflight.trigger import Trigger
 
@@ -27,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks whether a process is gone.
 _LOOK: Final = 0.1
+_Answer = TypeVar("_Answer")
 
 
 class Departure:
@@ -49,7 +52,8 @@ class Departure:
         """Release the lease: the process is gone, and the trigger runs again."""
         if self._place:
             store, claim = self._place
-            self._try(lambda: store.abandon(claim.owner, claim.record, again=GRACE, died=died))
+            calls = self._try(lambda: store.abandon(claim.owner, claim.record, again=GRACE, died=died))
+            hand_on(self._request.task.app, calls or ())
 
     def conclude(self, outcome: Outcome, reason: str, *, is_gone: bool, error: Exception | None = None) -> bool:
         """Record an outcome that Celery has decided on; the lease is released if the process is gone.
@@ -57,13 +61,15 @@ class Departure:
         With an `error` Celery is still to store it and to send what follows; until the same is said without one, others may do
         it. Returns False when it is none: the trigger has another outcome, or is under way elsewhere.
         """
-        refusal: str | None = None
         if self._place:
             store, claim = self._place
             conclude = partial(store.conclude, claim.owner, claim.record, outcome, keep=claim.keep, release=is_gone)
             encoded = None if error is None else encode_error(self._request.task.app, error)
-            refusal = self._try(lambda: conclude(reason=json.dumps([reason]), error=encoded))
-        return refusal is None or refusal == "unknown"
+            answer = self._try(lambda: conclude(reason=json.dumps([reason]), error=encoded))
+            if isinstance(answer, Finished):
+                hand_on(self._request.task.app, answer.calls)
+            return not isinstance(answer, str) or answer == "unknown"
+        return True
 
     def when_gone(self, pid: int | None, act: Any) -> None:
         """Call `act` once no process has that id any more; a lease whose holder lives is never released."""
@@ -72,7 +78,7 @@ class Departure:
         elif (loop := get_event_loop()) is not None:
             loop.call_later(_LOOK, self.when_gone, pid, act)
 
-    def _try(self, call: Callable[[], str | None]) -> str | None:
+    def _try(self, call: Callable[[], _Answer]) -> _Answer | None:
         try:
             return call()
         except SingleflightError as error:

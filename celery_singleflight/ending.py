@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_singleflight.claims import Outcome
+from celery_singleflight.claims import Finished, Outcome, Refused
 from celery_singleflight.errors import SingleflightError, StoreUnavailable
+from celery_singleflight.handoff import hand_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_singleflight.claims import Encoded, Record, Refused
+    from celery_singleflight.claims import Encoded, Record
     from celery_singleflight.coordination import Coordination
     from celery_singleflight.lease import Lease
 
@@ -37,7 +38,7 @@ def finish(
     outcome: Outcome,
     value: Encoded,
     *,
-    reason: str = "",
+    reason: str | list[str] = "",
     keep: float,
     hold: float | None = 0.0,
 ) -> Refused | None:
@@ -48,9 +49,13 @@ def finish(
     recorded, and the trigger runs again.
     """
     place.heartbeat.drop(lease.owner, record)
-    reasons = json.dumps([reason]) if reason else "[]"
+    reasons = json.dumps([reason] if isinstance(reason, str) else reason) if reason else "[]"
     what = f"the outcome {outcome.value!r} of {lease.lock_key}"
-    return _record(lambda: place.store.finish(lease, record, outcome, value, reason=reasons, keep=keep, hold=hold), what)
+    answer = _record(lambda: place.store.finish(lease, record, outcome, value, reason=reasons, keep=keep, hold=hold), what)
+    if isinstance(answer, Refused):
+        return answer
+    hand_on(place.app, answer.calls)
+    return None
 
 
 def fail(place: Coordination, lease: Lease, record: Record, error: Encoded, *, reason: str, keep: float) -> bool:
@@ -61,10 +66,11 @@ def fail(place: Coordination, lease: Lease, record: Record, error: Encoded, *, r
     place.heartbeat.drop(lease.owner, record)
     reasons = json.dumps([reason])
     conclude = functools.partial(place.store.conclude, lease.owner, record, Outcome.FAILED)
-    refusal = _record(
-        lambda: conclude(reason=reasons, keep=keep, release=True, error=error), f"the failure of {lease.lock_key}"
-    )
-    return refusal is None
+    answer = _record(lambda: conclude(reason=reasons, keep=keep, release=True, error=error), f"the failure of {lease.lock_key}")
+    if not isinstance(answer, Finished):
+        return False
+    hand_on(place.app, answer.calls)
+    return True
 
 
 def _record(write: Callable[[], _Answer], what: str) -> _Answer:
@@ -104,6 +110,8 @@ def give_back(place: Coordination, owner: str, record: Record, *, is_brisk: bool
     """
     place.heartbeat.drop(owner, record)
     try:
-        (place.brisk_store if is_brisk else place.store).abandon(owner, record, **how)
+        calls = (place.brisk_store if is_brisk else place.store).abandon(owner, record, **how)
     except SingleflightError as error:
         logger.warning("%s could not be given back, its lease will expire: %s", record.lock_key, error)
+    else:
+        hand_on(place.app, calls)

@@ -19,6 +19,7 @@ __all__ = (
     "MaxHoldExceeded",
     "NestedLeaseLost",
     "OptionError",
+    "Replaced",
     "ResultUnavailable",
     "ScriptError",
     "SingleflightError",
@@ -179,3 +180,18 @@ class LeaseLost(BaseException):
 
     def __str__(self) -> str:
         return f"the lease on {self.lock_key} is lost" + (f": {self.reason}" if self.reason else "")
+
+
+class Replaced(BaseException):
+    """Another trigger, under `contention_policy="replace"`, takes the place of this run, which is asked to stop.
+
+    A `BaseException`, as `LeaseLost` is. A body that catches it and returns has its result all the same.
+    """
+
+    def __init__(self, lock_key: str = "", by: str = "") -> None:
+        super().__init__(lock_key, by)
+        self.lock_key = lock_key
+        self.by = by
+
+    def __str__(self) -> str:
+        return f"the run on {self.lock_key} is replaced by {self.by or 'unknown'}"

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     from celery_singleflight.claims import Record
     from celery_singleflight.lease import Lease
-    from celery_singleflight.store import Store
+    from celery_singleflight.store import Renewal, Store
 
 __all__ = ("Heartbeat",)
 
 logger = logging.getLogger(__name__)
 
-#: A lease is renewed each time this part of it has passed.
+#: A lease of which no more than this part is left is in danger.
 _PART: Final = 1 / 3
 #: Seconds between two looks at most, while there is anything to look after.
 _LONGEST_PAUSE: Final = 1.0
@@ -50,8 +50,8 @@ class Heartbeat:
             self._reset()
         self._settling.forget_thread()
         self._kept[lease.owner, record] = lease
-        if lease.ttl * _PART < self._pause:
-            self._pause = lease.ttl * _PART
+        if lease.renew_every < self._pause:
+            self._pause = lease.renew_every
             self._wake.set()
         self._attend()
 
@@ -132,17 +132,19 @@ class Heartbeat:
             return
         self._watch_deadlines()
         try:
-            answers: Sequence[str | SingleflightError] = self._store.renew(due)
+            answers: Sequence[Renewal | SingleflightError] = self._store.renew(due)
         except SingleflightError as error:
             answers = [error] * len(due)
         for (lease, record, ttl), answer in zip(due, answers, strict=True):
             if isinstance(answer, SingleflightError):
                 self._warn(lease, answer)
-            elif answer:
-                self._lose(lease, record, answer)
+            elif answer.lost:
+                self._lose(lease, record, answer.lost)
             else:
                 lease.renewed(requested_at, ttl)
                 self._endangered.discard(lease.owner)
+                if answer.stop_by:
+                    lease.replace(answer.stop_by)
 
     def _watch_deadlines(self) -> None:
         """Have a second thread look at the deadlines: the first may be waiting for the store when they pass."""
@@ -165,7 +167,7 @@ class Heartbeat:
 
     def _due(self, lease: Lease, now: float) -> float:
         """Return for how many seconds the lease is to be renewed now; 0 for not now."""
-        if lease.expires_at - now > lease.ttl * (1 - _PART) + self._pause:
+        if lease.expires_at - now > lease.ttl - lease.renew_every + self._pause:
             return 0.0
         ttl = min(lease.ttl, lease.acquired_at + lease.max_hold - now)
         return ttl if now + ttl > lease.expires_at else 0.0  # else it is as old as max_hold, and what is left runs out

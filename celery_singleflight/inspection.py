@@ -114,6 +114,7 @@ class Inspection(Reading):
         connections = ClientConnections(lambda: self.client, spans_slots=False)
         named: dict[str, Value] = {name: names[name] for name in _RELEASE.keys}
         named |= {"token": token, "task_id": holder.task_id, "member": record.member, "force": int(force)}
+        named["lock_key"] = lock_key.text
         reply = _RELEASE.reply(connections.run(_RELEASE, len(_RELEASE.keys), _RELEASE.arguments(named)))
         is_released = reply.word == "released"
         again = is_released and bool(reply.message)
@@ -127,7 +128,7 @@ class Inspection(Reading):
         signs = self._signs(lock)
         here = (lock_key.text, None)
         due = self.client.zrange(self.keys.due(lock_key.name), 0, limit - 1)
-        kept = [self._trigger(Record.of_member(lock_key.name, as_text(member)), now) for member in due]
+        kept = [self._trigger(Record.of_member(LockKey(lock_key.name, ""), as_text(member)), now) for member in due]
         names = [name.whole for name in islice(self.scan(glob(self.keys.trigger(lock_key.name, "")) + "*"), EXAMINED + 1)]
         records = self.records(names[:EXAMINED])
         ended = [(int(r["ended_ms"] or 0), name) for name, r in records.items() if r["outcome"] and r["lock_key"] in here]

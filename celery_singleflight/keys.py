@@ -58,7 +58,15 @@ class LockNames(NamedTuple):
     lease: str
     fence: str
     pace: str
+    line: str
+    called: str
+    parked: str
+    followers: str
+    baton: str
     due: str
+
+
+_OF_A_LOCK_KEY: Final = LockNames._fields[:-1]
 
 
 class _Beginnings(NamedTuple):
@@ -90,7 +98,7 @@ class KeySpace:
         """Names of what belongs to a lock key."""
         begin, text = self._of(key.name), key.text
         root = begin.root
-        return LockNames(f"{root}lease:{text}", f"{root}fence:{text}", f"{root}pace:{text}", begin.due)
+        return LockNames._make((*(f"{root}{kind}:{text}" for kind in _OF_A_LOCK_KEY), begin.due))
 
     def due(self, lock_name: str) -> str:
         """Name of the index in which the sweeper finds the triggers of a lock name."""

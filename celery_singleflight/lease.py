@@ -8,7 +8,7 @@ from os import getpid
 from threading import get_ident
 from typing import TYPE_CHECKING
 
-from celery_singleflight.errors import FencingUnavailable, LeaseLost
+from celery_singleflight.errors import FencingUnavailable, LeaseLost, Replaced
 from celery_singleflight.interruption import Stretch
 
 if TYPE_CHECKING:
@@ -26,7 +26,20 @@ class Lease:
     expiry by more than the drift of two clocks over one lease.
     """
 
-    __slots__ = ("_lost", "_token", "acquired_at", "body", "expires_at", "key", "limit", "max_hold", "owner", "ttl")
+    __slots__ = (
+        "_lost",
+        "_token",
+        "acquired_at",
+        "body",
+        "expires_at",
+        "is_replaceable",
+        "key",
+        "limit",
+        "max_hold",
+        "owner",
+        "renew_every",
+        "ttl",
+    )
 
     def __init__(
         self,
@@ -38,12 +51,17 @@ class Lease:
         ttl: float,
         max_hold: float,
         requested_at: float,
+        renew_every: float | None = None,
     ) -> None:
         self.key = key
         self.owner = owner
         self.limit = limit
         self.ttl = ttl
         self.max_hold = max_hold
+        #: Seconds between two renewals, at which the holder hears too that it is to stop. A third of the lease by default.
+        self.renew_every = ttl / 3 if renew_every is None else min(renew_every, ttl / 3)
+        #: Whether it is a trigger's run, which may be asked to stop.
+        self.is_replaceable = renew_every is not None
         self.acquired_at = requested_at
         self.expires_at = requested_at + min(ttl, max_hold)
         self._token = token
@@ -107,6 +125,11 @@ class Lease:
     def interrupt(self) -> None:
         """Raise `LeaseLost` in the thread that works under the lease, if it still does."""
         self.body.interrupt(LeaseLost(self.lock_key, self.why_lost))
+
+    def replace(self, by: str) -> None:
+        """Raise `Replaced` in the thread that works under the lease, if it still does and is a trigger's run."""
+        if self.is_replaceable:
+            self.body.interrupt(Replaced(self.lock_key, by))
 
     def renewed(self, requested_at: float, ttl: float) -> None:
         """Note a renewal that was requested at that time and granted for `ttl` seconds."""
@@ -178,7 +201,7 @@ class Holding:
                 while innermost is not None and not innermost.is_open:  # blocks may end in any order
                     innermost = innermost.outer
                 _innermost.set(innermost)
-            except LeaseLost:
+            except (LeaseLost, Replaced):
                 continue  # it came as the body ended: what the store says of the outcome counts
             return
 

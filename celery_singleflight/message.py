@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
+from kombu.serialization import dumps, loads, registry
 from kombu.utils import json as kombu_json
 
 from celery_singleflight import headers as header
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
 
     from celery_singleflight.claims import Handout
 
-__all__ = ("pack_message", "publish_again", "queues_behind")
+__all__ = ("arguments_in", "pack_message", "publish_again", "queues_behind", "replace_arguments")
 
 _encode: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
-#: What one delivery adds to the headers, or what must not come again: a trigger that has entered cannot expire any more.
-_OF_A_DELIVERY: Final = {"redelivered", "expires", *header.OF_A_WAIT}
+#: What one delivery adds to the headers, or what has come to pass.
+_OF_A_DELIVERY: Final = {"redelivered", "eta", *header.OF_A_WAIT}
 
 
 def pack_message(request: Any) -> bytes:
@@ -52,6 +53,27 @@ def pack_message(request: Any) -> bytes:
     return line.encode() + b"\n" + (body.encode() if isinstance(body, str) else bytes(body))
 
 
+def arguments_in(message: bytes) -> tuple[Any, Any]:
+    """Return the arguments of a call, by position and by name, from its message as `pack_message` made it.
+
+    Raises what kombu raises for a body that cannot be read.
+    """
+    line, _, body = message.partition(b"\n")
+    head = kombu_json.loads(line.decode())
+    args, kwargs, _ = loads(body, head["content_type"], head["content_encoding"], accept=[head["content_type"]])
+    return args, kwargs
+
+
+def replace_arguments(request: Any, kwargs: dict[str, Any], marks: dict[str, Any]) -> None:
+    """Give a delivery other arguments, in the request and in the message that the store may keep; `marks` are headers of it."""
+    headers, body, content_type, content_encoding = request.properties[header.MESSAGE]
+    _, _, embed = loads(body, content_type, content_encoding, accept=[content_type])
+    content_type, content_encoding, body = dumps(([], kwargs, embed), serializer=registry.type_to_name[content_type])
+    message = ({**headers, **marks}, body, content_type, content_encoding)
+    request.properties = {**request.properties, header.MESSAGE: message}
+    request.args, request.kwargs = [], kwargs
+
+
 def publish_again(app: Celery, handout: Handout) -> str:
     """Publish a message that the store has handed out, to where it was sent first, as a new copy. Returns its task id.
 
@@ -62,7 +84,11 @@ def publish_again(app: Celery, handout: Handout) -> str:
     kept = {
         name: value for name, value in head.pop("headers").items() if name not in _OF_A_DELIVERY and not name.startswith("x-")
     }
-    headers = {**kept, header.COPY: uuid4().hex, header.PREVIOUS: handout.copy}
+    headers = {**kept, "eta": None, header.COPY: uuid4().hex, header.PREVIOUS: handout.copy}
+    if handout.first_ms:
+        headers |= {header.FIRST_SEEN: handout.first_ms, header.WAITS: 1}
+    else:
+        headers["expires"] = None  # what has entered cannot expire any more
     sent = {name: value for name, value in head.items() if value is not None}
     compression = headers.pop("compression", None)
     if compression:

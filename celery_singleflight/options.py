@@ -16,8 +16,6 @@ __all__ = ("CALL_OPTIONS", "OPTIONS", "PREFIX", "SETTINGS", "TASK_OPTIONS", "Opt
 
 #: In the Celery settings every option has its app-wide default under this prefix.
 PREFIX: Final = "singleflight_"
-#: In the design, not in this version.
-_LATER_POLICIES: Final = ("queue", "coalesce", "replace", "join")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +46,7 @@ class Option:
         except (OverflowError, TypeError, ValueError):
             checked = None
         if checked is None:
-            is_later = self.name == "contention_policy" and value in _LATER_POLICIES
-            note = f"; {value!r} is planned and not in this version" if is_later else _nearest_word(value, self)
-            raise OptionError(f"{where}: expected {self.expected}, got {_shown(value)}{note}")
+            raise OptionError(f"{where}: expected {self.expected}, got {_shown(value)}{_nearest_word(value, self)}")
         return checked
 
 
@@ -101,11 +97,19 @@ OPTIONS: Final[dict[str, Option]] = {
         Option(
             "contention_policy",
             "requeue",
-            "'requeue', 'skip' or 'reject'",
-            _one_of("requeue", "skip", "reject"),
+            "'requeue', 'queue', 'skip', 'coalesce', 'replace', 'join' or 'reject'",
+            _one_of("requeue", "queue", "skip", "coalesce", "replace", "join", "reject"),
             call=True,
         ),
         Option("wait_timeout", None, "seconds from 0, or inf for no bound", lambda value: _seconds(value, 0), call=True),
+        Option(
+            "coalesce_keep",
+            "newest",
+            "'newest', 'first', or a function of the waiting and the new arguments, each a dict by name",
+            lambda value: value if value in ("newest", "first") or callable(value) else None,
+        ),
+        Option("coalesce_delay", 0.0, "seconds from 0 to 604800, a week", lambda value: _seconds(value, 0, 604800), call=True),
+        Option("coalesce_within", None, "seconds from 0 to 604800, a week", lambda value: _seconds(value, 0, 604800)),
         Option("skip_as", "continue", "'continue', 'stop' or 'raise'", _one_of("continue", "stop", "raise")),
         Option("skip_result", None, "any value", lambda value: value),
         Option("idempotent_on", None, _RECIPE, lambda value: _recipe(value) or None),  # () would be one execution for all calls
@@ -145,6 +149,9 @@ class TaskOptions:
     max_hold: float | None
     contention_policy: str
     wait_timeout: float | None
+    coalesce_keep: Any
+    coalesce_delay: float
+    coalesce_within: float | None
     skip_as: str
     skip_result: Any
     idempotent_on: Any

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from celery_singleflight import headers as header, signals
-from celery_singleflight.canvas import in_chord_header, stop_chain
+from celery_singleflight.canvas import in_chord_header, revoke, stop_chain
 from celery_singleflight.claims import Ended, Outcome
-from celery_singleflight.errors import Contended, DeadLettered, Skipped, WaitTimeout
+from celery_singleflight.errors import Contended, DeadLettered, Replaced, Skipped, WaitTimeout
 from celery_singleflight.results import decode, decode_error
 
 if TYPE_CHECKING:
     from celery_singleflight.trigger import Trigger
 
-__all__ = ("answer", "ended", "settle")
+__all__ = ("answer", "end_revoked", "ended", "settle")
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +48,11 @@ def answer(trigger: Trigger, end: Ended) -> Any:
         trigger.leave(f"was delivered again after its end, {end.outcome.value}, and needs no answer")
     ended(trigger)
     _tell(trigger, end)
-    if end.outcome is Outcome.SUCCEEDED:
+    if end.outcome in (Outcome.REPLACED, Outcome.REVOKED):
+        end_revoked(trigger, _why_revoked(trigger, end))
+    if end.ended_as is Outcome.SUCCEEDED:
         return decode(app, end.value, trigger.execution_key, " ".join(map(str, end.reason)))
-    if end.outcome is Outcome.FAILED:
+    if end.ended_as is Outcome.FAILED:
         raise decode_error(app, end.value, trigger.execution_key, " ".join(map(str, end.reason)))
     if end.outcome is Outcome.DEAD_LETTERED:
         raise _dead_letter(trigger, end)
@@ -60,6 +62,24 @@ def answer(trigger: Trigger, end: Ended) -> Any:
     if end.outcome is Outcome.TIMED_OUT:
         raise WaitTimeout(*facts)
     return _skip(trigger, facts)
+
+
+def end_revoked(trigger: Trigger, reason: str) -> NoReturn:
+    """Have Celery take the trigger for revoked, and what would have followed it. Raises `Ignore`.
+
+    In eager mode, which knows no revoked tasks, raises `Replaced`.
+    """
+    if trigger.request.is_eager:
+        raise Replaced(trigger.lock_key.text, reason)
+    revoke(trigger.task, reason)
+    settle(trigger.request)
+    trigger.leave(f"is revoked: {reason}")
+
+
+def _why_revoked(trigger: Trigger, end: Ended) -> str:
+    if end.outcome is Outcome.REPLACED:
+        return str(Replaced(trigger.lock_key.text, str(end.reason[-1])))
+    return " ".join(map(str, end.reason))
 
 
 def _skip(trigger: Trigger, facts: tuple[str, str, str, float, float]) -> Any:
@@ -75,6 +95,10 @@ def _tell(trigger: Trigger, end: Ended) -> None:
     lock_key, task_id, name = trigger.lock_key.text, trigger.request.id, trigger.task.name
     if end.outcome in (Outcome.SUCCEEDED, Outcome.FAILED):
         reason = f"answered from the stored outcome of {trigger.execution_key}"
+    elif end.outcome is Outcome.COALESCED:
+        reason = f"it has the outcome of another trigger, {end.ended_as}"
+    elif end.outcome in (Outcome.REPLACED, Outcome.REVOKED):
+        reason = _why_revoked(trigger, end)
     elif end.outcome is Outcome.DEAD_LETTERED:
         reason = str(_dead_letter(trigger, end))
     else:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     from celery_singleflight.claims import Held
 
-__all__ = ("LONGEST_DELAY", "blind_delay", "poll_delay", "requeue_delay", "waits_on_contention")
+__all__ = ("LONGEST_DELAY", "PARKING", "blind_delay", "poll_delay", "requeue_delay", "waits_on_contention")
 
+#: The policies under which the store has the message of a trigger that waits.
+PARKING: Final = frozenset({"queue", "coalesce", "replace", "join"})
 #: Seconds. No trigger waits longer than this before it looks again.
 LONGEST_DELAY: Final = 60.0
 #: Seconds of the first countdown when the store knows nothing of the holder; doubles with each try.
@@ -50,4 +52,4 @@ def poll_delay(held: Held, tries: int, left: float, *, chance: Uniform = random)
 
 def waits_on_contention(policy: str) -> bool:
     """Whether a newcomer under this policy runs later, rather than not at all."""
-    return policy == "requeue"
+    return policy not in ("skip", "reject")

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from celery_singleflight import signals
-from celery_singleflight.claims import Acquired, Ended, Held, Outcome, Surplus
+from celery_singleflight.claims import Acquired, Encoded, Ended, Outcome, Parked, Surplus
 from celery_singleflight.custody import GRACE
 from celery_singleflight.direct import call_directly, held_here
 from celery_singleflight.ending import fail, finish, give_back
-from celery_singleflight.errors import LeaseLost, MaxHoldExceeded, NestedLeaseLost, StoreUnavailable
+from celery_singleflight.entering import enter
+from celery_singleflight.errors import LeaseLost, MaxHoldExceeded, NestedLeaseLost, Replaced, StoreUnavailable
 from celery_singleflight.interruption import take_signal
 from celery_singleflight.lease import Execution, Holding, Lease
-from celery_singleflight.outcome import answer, ended
+from celery_singleflight.outcome import answer, end_revoked, ended
 from celery_singleflight.results import encode, encode_error
 from celery_singleflight.trigger import Trigger
-from celery_singleflight.waiting import requeue, requeue_without_store, wait_for_successor
+from celery_singleflight.waiting import park, requeue, requeue_without_store, wait_for_successor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from celery_singleflight.binding import Binding
-    from celery_singleflight.claims import Encoded
+    from celery_singleflight.entering import Answer
 
 __all__ = ("run_trigger",)
 
 logger = logging.getLogger(__name__)
 
-#: Seconds to wait in place for the run that has published this retry and only has its lease left to give back.
-_FOR_PREDECESSOR: Final = (0.01, 0.02, 0.05, 0.1, 0.1)
+#: Seconds between two renewals by a holder that others may ask to stop.
+_HEARS_REPLACED: Final = 0.25
 
 
 def run_trigger(
@@ -46,29 +46,25 @@ def run_trigger(
     trigger = Trigger(task, request, binding, args, kwargs)
     if request.is_eager and held_here(trigger.lock_key):
         return call_directly(task, binding, body, args, kwargs, execution_key=trigger.claim.record.execution_key)
-    requested_at = time.monotonic()
-    entered = _enter(trigger)
-    if entered is None:
+    asked = _enter(trigger)
+    if asked is None:
         return _run_unprotected(trigger, body)
+    entered, requested_at = asked
     if isinstance(entered, Acquired):
         return _run_body(trigger, entered, requested_at, body)
     if isinstance(entered, Ended):
         return answer(trigger, entered)
     if isinstance(entered, Surplus):
         return trigger.leave(f"is left to another copy of its message that counts, by its {entered.why}")
+    if isinstance(entered, Parked):
+        return park(trigger, entered)
     return requeue(trigger, entered)
 
 
-def _enter(trigger: Trigger) -> Acquired | Held | Ended | Surplus | None:
-    """Ask for the lease. Returns None when the store is away and the task runs all the same."""
-    store = trigger.binding.coordination.store
+def _enter(trigger: Trigger) -> tuple[Answer, float] | None:
+    """Ask for the lease. Returns the answer and when it was asked for; None when it runs though the store is away."""
     try:
-        entered = store.enter(trigger.claim)
-        for pause in _FOR_PREDECESSOR:
-            if not (isinstance(entered, Held) and entered.what == "predecessor"):
-                break
-            time.sleep(pause)
-            entered = store.enter(trigger.claim)
+        return enter(trigger)
     except StoreUnavailable as error:
         give_back(trigger.binding.coordination, trigger.claim.owner, trigger.claim.record, is_brisk=True)  # if it was granted
         policy = trigger.binding.options.store_error_policy
@@ -83,7 +79,6 @@ def _enter(trigger: Trigger) -> Acquired | Held | Ended | Surplus | None:
         # one, and has its message delivered again for the other.
         _give_back(trigger, again=None if isinstance(error, Exception) else GRACE)
         raise
-    return entered
 
 
 def _run_unprotected(trigger: Trigger, body: Callable[..., Any]) -> Any:
@@ -110,6 +105,7 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
         ttl=claim.ttl,
         max_hold=trigger.binding.max_hold(trigger.time_limit),
         requested_at=requested_at,
+        renew_every=_HEARS_REPLACED if trigger.binding.options.contention_policy == "replace" else claim.ttl / 3,
     )
     execution = Execution(
         key=trigger.execution_key, run_id=entered.run_id, attempt=entered.attempt, task_id=claim.record.task_id
@@ -126,6 +122,10 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
         except Exception as error:
             left = _continuation(trigger, holding) or _leave(trigger, lease, error)
             raise
+        except Replaced as replaced:
+            _conclude(trigger, lease, Outcome.REPLACED, replaced)
+            left = None
+            end_revoked(trigger, str(replaced))
         sent_on = _continuation(trigger, holding)
         if sent_on is None:
             _conclude(trigger, lease, Outcome.SUCCEEDED, value)
@@ -231,6 +231,8 @@ def _encoded(trigger: Trigger, outcome: Outcome, subject: Any) -> tuple[Encoded,
         try:
             if outcome is Outcome.FAILED:
                 return encode_error(app, subject), repr(subject)
+            if outcome is Outcome.REPLACED:
+                return Encoded("", "", b""), subject.by
             value, reason = encode(app, subject)
         except SoftTimeLimitExceeded:
             continue  # the limit is one of the body, which has ended

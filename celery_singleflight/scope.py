@@ -69,6 +69,12 @@ class Arguments:
         is_whole = len(arguments) == len(self.names) and len(given) == len(args) + len(kwargs)
         return arguments if is_whole and arguments.keys() == set(self.names) else None
 
+    def as_keywords(self, arguments: Any) -> dict[str, Any]:
+        """Return keyword arguments for a call with these arguments by name, such as `bind` returns. Raises `TypeError`."""
+        if not isinstance(arguments, Mapping):
+            raise TypeError(f"expected a mapping of arguments by name, got {type(arguments).__name__}")
+        return {name: value for name, value in arguments.items() if name != self._keywords}
+
     def require(self, option: str, names: Any) -> None:
         """Raise `OptionError` unless each of these names is an argument of the task."""
         for name in names:

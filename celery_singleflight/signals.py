@@ -9,7 +9,16 @@ from typing import Final
 
 from celery.utils.dispatch import Signal
 
-__all__ = ("contended", "lease_acquired", "lease_endangered", "lease_lost", "requeued", "rescued", "trigger_ended")
+__all__ = (
+    "contended",
+    "lease_acquired",
+    "lease_endangered",
+    "lease_lost",
+    "parked",
+    "requeued",
+    "rescued",
+    "trigger_ended",
+)
 
 #: The run has got its lease and its body comes next. Passes `lease`, `execution`.
 lease_acquired: Final = Signal(name="lease_acquired", providing_args={"lease", "execution"})
@@ -23,6 +32,10 @@ contended: Final = Signal(
 
 #: A trigger went back to the broker because of contention. Passes `lock_key`, `task_id`, `countdown` in seconds, `waits`.
 requeued: Final = Signal(name="requeued", providing_args={"lock_key", "task_id", "countdown", "waits"})
+
+#: The store has taken the message of a trigger that waits. Passes `lock_key`, `task_id`, `how` ("line", or "group" when it gets
+#: the outcome of another's run) and `place`, how many are before it in line.
+parked: Final = Signal(name="parked", providing_args={"lock_key", "task_id", "how", "place"})
 
 #: A trigger has its outcome. Passes `lock_key`, `task_id`, `outcome` (an `Outcome`), `reason` (a text) and `ran`: False when
 #: it was skipped, rejected, timed out waiting, or answered from a stored outcome.

@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from celery_singleflight.claims import Acquired, Encoded, Ended, Held, Outcome, Refused, Surplus
-from celery_singleflight.custody import Custody, as_text, milliseconds
+from celery_singleflight.claims import (
+    Acquired,
+    Encoded,
+    Ended,
+    Finished,
+    Held,
+    Led,
+    Linger,
+    Merge,
+    Outcome,
+    Parked,
+    Record,
+    Refused,
+    Surplus,
+    Waits,
+)
+from celery_singleflight.custody import Custody, as_text, calls_of, milliseconds
 from celery_singleflight.errors import ExecutionKeyReused, ScriptError
 from celery_singleflight.script import Value, load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from celery_singleflight.claims import Claim, Record
+    from celery_singleflight.claims import Claim, Handout
     from celery_singleflight.lease import Lease
 
-__all__ = ("Store",)
+__all__ = ("Entered", "Renewal", "Store")
 
 _ENTER: Final = load("enter")
 _RENEW: Final = load("renew")
 _FINISH: Final = load("finish")
 _ABANDON: Final = load("abandon")
+_FOLLOW: Final = load("follow")
 
 #: Seconds for which a trigger is remembered after its end, at least: its message may be delivered again.
 _REMEMBER: Final = 3600.0
+
+
+Entered = Acquired | Held | Ended | Surplus | Parked | Linger | Led | Merge
 
 
 class Store(Custody):
@@ -32,7 +51,7 @@ class Store(Custody):
 
     __slots__ = ()
 
-    def enter(self, claim: Claim) -> Acquired | Held | Ended | Surplus:
+    def enter(self, claim: Claim) -> Entered:
         """Ask for the lease of a claim.
 
         Raises `StoreUnavailable`; the store may then have granted it, to be given back by `abandon`. Raises
@@ -62,29 +81,65 @@ class Store(Custody):
                 "member": record.member,
                 "deaths": "" if claim.max_deliveries is None else claim.max_deliveries,
                 "task": "" if record.execution_key is None else claim.task,
+                "waits": _packed(claim.waits),
             },
         )
         match reply.word:
             case "acquired":
-                return Acquired(int(reply.fence), reply.run.decode(), int(reply.attempt))
+                return Acquired(int(reply.fence), reply.run.decode(), int(reply.attempt), calls_of(reply))
             case "ended":
-                return Ended(
-                    Outcome(reply.outcome.decode()),
-                    settled=bool(reply.settled),
-                    reason=json.loads(reply.reason or b"[]"),
-                    value=Encoded(reply.content_type.decode(), reply.content_encoding.decode(), reply.body),
-                )
+                return _ended(reply)
             case "surplus":
                 return Surplus(reply.why.decode())
+            case "parked":
+                task_id, worker = json.loads(reply.holder)
+                age, remaining = reply.age_ms / 1000, reply.remaining_ms / 1000
+                return Parked(reply.how.decode(), task_id, worker, age, remaining, reply.place, calls_of(reply))
+            case "linger":
+                return Linger(reply.ms / 1000, calls_of(reply))
+            case "led":
+                return Led(reply.by.decode())
+            case "merge":
+                return Merge(reply.by.decode(), reply.copy.decode(), reply.message)
             case "reused":
                 raise ExecutionKeyReused(record.execution_key or "", reply.by_task.decode())
         return _held(reply)
 
-    def renew(self, wanted: Sequence[tuple[Lease, Record, float]]) -> list[str | ScriptError]:
-        """Keep each lease for so many seconds from now, all in one exchange.
+    def follow(self, claim: Claim, by: str) -> Ended | None:
+        """Give a trigger the outcome of the one it was coalesced into or has joined.
 
-        Returns for each why it is lost, "" when it was renewed, or the error that says neither.
+        Returns None when nobody knows that any more, and the trigger is a newcomer again.
         """
+        record = claim.record
+        leader = self.names(Record.of_member(record.lock_key, by))
+        reply = self._run(
+            _FOLLOW,
+            {
+                **self._named(_FOLLOW, record),
+                "leader": leader["trigger"],
+                "execution": leader["execution"],
+                "owner": claim.owner,
+                "lock_key": record.lock_key.text,
+                "member": record.member,
+                "by": by,
+                "copy": claim.copy,
+                "generation": claim.generation,
+                "grace_ms": milliseconds(claim.grace),
+                "keep_ms": milliseconds(claim.keep),
+                "message": as_text(claim.message),
+            },
+        )
+        return None if reply.word == "gone" else _ended(reply)
+
+    def await_baton(self, record: Record, seconds: float) -> bool:
+        """Wait until a place may be free for whoever lingers for a lock key. Returns whether it was told so.
+
+        Raises `StoreUnavailable`.
+        """
+        return self._connections.wait_for(self.names(record)["baton"], seconds)
+
+    def renew(self, wanted: Sequence[tuple[Lease, Record, float]]) -> list[Renewal | ScriptError]:
+        """Keep each lease for so many seconds from now, all in one exchange. Returns for each what came of it."""
         calls = []
         for lease, record, ttl in wanted:
             names = self.names(record)
@@ -92,11 +147,12 @@ class Store(Custody):
                 "lease": names["lease"],
                 "execution": names["execution"],
                 "trigger": names["trigger"],
+                "pace": names["pace"],
                 "owner": lease.owner,
                 "ttl_ms": milliseconds(ttl),
             }
             calls.append(_RENEW.arguments(named))
-        return [_why_lost(raw) for raw in self._connections.run_many(_RENEW, len(_RENEW.keys), calls)]
+        return [_renewal(raw) for raw in self._connections.run_many(_RENEW, len(_RENEW.keys), calls)]
 
     def finish(
         self,
@@ -108,21 +164,18 @@ class Store(Custody):
         reason: str,
         keep: float,
         hold: float | None = 0.0,
-    ) -> Refused | None:
+    ) -> Finished | Refused:
         """Record the outcome and release the lease, or return who has taken over.
 
         The lock key stays taken until it was held for `hold` seconds; None keeps the lease for an outer holder.
         """
-        names = self.names(record)
         reply = self._run(
             _FINISH,
             {
-                "lease": names["lease"],
-                "fence": names["fence"],
-                "pace": names["pace"],
-                "execution": names["execution"],
-                "trigger": names["trigger"],
+                **self.names(record),
                 "owner": lease.owner,
+                "lock_key": record.lock_key.text,
+                "member": record.member,
                 "token": lease.token,
                 "limit": lease.limit,
                 "outcome": outcome.value,
@@ -135,7 +188,9 @@ class Store(Custody):
                 "remember_ms": milliseconds(_REMEMBER if record.has_trigger else 0),
             },
         )
-        return Refused(reply.owner.decode(), reply.outcome.decode()) if reply.word == "refused" else None
+        if reply.word == "refused":
+            return Refused(reply.owner.decode(), reply.outcome.decode())
+        return Finished(calls_of(reply))
 
     def abandon(
         self,
@@ -147,18 +202,20 @@ class Store(Custody):
         hold: float | None = 0.0,
         again: float | None = None,
         died: bool = False,
-    ) -> None:
-        """End a run without an outcome. `hold` is as in `finish`.
+    ) -> list[Handout]:
+        """End a run without an outcome; return the messages of those who are next. `hold` is as in `finish`.
 
         `generation` makes older copies of its message stop counting; `forget` deletes its record. `again` is in how many
         seconds the stored message may be published, unless the trigger has entered again; None when its message is the
         broker's from now on. `died` counts against `max_deliveries`.
         """
-        self._run(
+        reply = self._run(
             _ABANDON,
             {
-                **self._of_trigger(record),
+                **self._named(_ABANDON, record),
                 "owner": owner,
+                "lock_key": record.lock_key.text,
+                "member": record.member,
                 "generation": "" if generation is None else generation,
                 "forget": int(forget),
                 "hold_ms": "" if hold is None else milliseconds(hold),
@@ -166,13 +223,59 @@ class Store(Custody):
                 "died": int(died),
             },
         )
+        return calls_of(reply)
 
 
-def _why_lost(raw: Any) -> str | ScriptError:
+def _packed(waits: Waits) -> str:
+    """Return how a trigger waits as `enter` reads it."""
+    if waits == _PLAIN:
+        return _PLAIN_PACKED
+    keeps, linger, digest, expires, which, delay, within, merged_with, merged_copy = waits
+    return "\n".join(
+        (
+            "1" if keeps else "",
+            str(milliseconds(linger)) if linger > 0 else "",
+            digest,
+            "" if expires is None else str(milliseconds(expires)),
+            which,
+            str(milliseconds(delay)) if delay > 0 else "",
+            str(milliseconds(within)),
+            merged_with,
+            merged_copy,
+        )
+    )
+
+
+_PLAIN: Final = Waits()
+_PLAIN_PACKED: Final = "1" + "\n" * 8
+
+
+class Renewal(NamedTuple):
+    """What came of renewing a lease: why it is `lost`, or which trigger asks its holder to stop; each "" for none."""
+
+    lost: str
+    stop_by: str
+
+
+def _renewal(raw: Any) -> Renewal | ScriptError:
     if isinstance(raw, ScriptError):
         return raw
     reply = _RENEW.reply(raw)
-    return str(reply.why.decode()) if reply.word == "lost" else ""
+    if reply.word == "lost":
+        return Renewal(reply.why.decode(), "")
+    return Renewal("", reply.stop_by.decode())
+
+
+def _ended(reply: Any) -> Ended:
+    outcome = Outcome(reply.outcome.decode())
+    return Ended(
+        outcome,
+        settled=bool(reply.settled),
+        reason=json.loads(reply.reason or b"[]"),
+        value=Encoded(reply.content_type.decode(), reply.content_encoding.decode(), reply.body),
+        ended_as=Outcome(reply.ended_as.decode()) if hasattr(reply, "ended_as") else outcome,
+        calls=calls_of(reply),
+    )
 
 
 def _held(reply: Any) -> Held:

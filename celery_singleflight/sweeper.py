@@ -7,24 +7,31 @@ beside a thread.
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from celery.bootsteps import StartStopStep
+from celery.worker import state
 
 from celery_singleflight import signals
 from celery_singleflight.binding import lock_names
+from celery_singleflight.claims import Encoded, Outcome
 from celery_singleflight.coordination import coordination
 from celery_singleflight.durability import warn_of_risks
 from celery_singleflight.errors import ScriptError, SingleflightError
+from celery_singleflight.handoff import hand_on
+from celery_singleflight.keys import LockKey
 from celery_singleflight.message import publish_again
+from celery_singleflight.trigger import new_owner
 
 if TYPE_CHECKING:
     from celery import Celery
 
     from celery_singleflight.claims import Handout, Record
+    from celery_singleflight.store import Store
 
 __all__ = ("Sweeper", "SweeperStep")
 
@@ -38,6 +45,8 @@ _TURN: Final = 0.75
 _LONGEST_LOOK: Final = 0.5
 #: Triggers of one lock name that are handed out in one look, at most.
 _AT_ONCE: Final = 50
+#: Seconds for which it is remembered that a waiting trigger was revoked.
+_KEEP_REVOKED: Final = 86400.0
 #: Seconds between two looks at most, while the store is away.
 _LONGEST_PAUSE: Final = 15.0
 
@@ -48,6 +57,9 @@ class Sweeper:
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._failures = 0
+        #: Ids that this worker was told to revoke and has looked for, and how many there were.
+        self._withdrawn: set[str] = set()
+        self._revoked_seen = 0
 
     def look(self) -> float:
         """Look once. Returns in how many seconds to look again. Raises nothing: one bad row must not stop the rest."""
@@ -69,17 +81,49 @@ class Sweeper:
         if not names:
             return
         store = coordination(self._app).brisk_store
+        self._withdraw_revoked(store, sorted(names))
         give_up_at = time.monotonic() + _LONGEST_LOOK
         for record in store.due(sorted(names), limit=_AT_ONCE, interval=_TURN):
             if time.monotonic() > give_up_at:
                 return
             try:
-                handout = store.rescue(record)
+                self._look_at(store, record)
             except ScriptError as error:
                 logger.error("%s of %s cannot be looked at: %s", record.task_id, record.lock_key.name, error)  # noqa: TRY400
-                continue
-            if handout is not None:
-                self._publish(record, handout)
+
+    def _look_at(self, store: Store, record: Record) -> None:
+        if not record.task_id:
+            hand_on(self._app, store.attend(LockKey(record.lock_key.name, record.execution_key or "")))
+            return
+        handout = store.rescue(record)
+        if handout is None:
+            return
+        if handout.first_ms:
+            hand_on(self._app, [handout])
+        else:
+            self._publish(record, handout)
+
+    def _withdraw_revoked(self, store: Store, names: list[str]) -> None:
+        """End what waits in the store and has been revoked; its message is published once more, for Celery to say so.
+
+        A worker forgets what was revoked when it restarts, and the store does not.
+        """
+        if len(state.revoked) == self._revoked_seen < state.revoked.maxlen:
+            return
+        revoked = set(state.revoked.as_dict())
+        for task_id in revoked - self._withdrawn:
+            for record in store.parked(task_id, names):
+                store.conclude(
+                    new_owner(),
+                    record,
+                    Outcome.REVOKED,
+                    reason=json.dumps(["revoked"]),
+                    keep=_KEEP_REVOKED,
+                    release=False,
+                    error=Encoded("", "", b""),
+                    patience=0.0,
+                )
+        self._withdrawn, self._revoked_seen = revoked, len(revoked)
 
     def _publish(self, record: Record, handout: Handout) -> None:
         lock_name = record.lock_key.name

@@ -50,10 +50,17 @@ class SingleflightTask(Task):
     lease_ttl: float | None = None
     #: A lease is never renewed past this age. Default: the hard time limit and ten seconds, if there is one.
     max_hold: float | None = None
-    #: `"requeue"` (default), `"skip"` or `"reject"`. Also per call.
+    #: `"requeue"` (default), `"queue"`, `"skip"`, `"coalesce"`, `"replace"`, `"join"` or `"reject"`. Also per call.
     contention_policy: str | None = None
     #: How long a trigger may wait in all before it fails with `WaitTimeout`. Default: no bound. Also per call.
     wait_timeout: float | None = None
+    #: Which arguments the waiting trigger has under `coalesce`: `"newest"` (default), `"first"`, or a function that makes them
+    #: from the waiting and the new ones, each a dict by name.
+    coalesce_keep: Any = None
+    #: How long a coalesced trigger is held back for later ones, counted from the last of them. Default: 0. Also per call.
+    coalesce_delay: float | None = None
+    #: How long it is held back in all, counted from the first of them. Default: ten times `coalesce_delay`.
+    coalesce_within: float | None = None
     #: What a skip is to Celery: `"continue"` (default), `"stop"` or `"raise"`.
     skip_as: str | None = None
     #: The value of a skipped trigger under `skip_as="continue"`.

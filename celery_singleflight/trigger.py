@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import logging
 import math
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from uuid import uuid4
 
 from celery.exceptions import Ignore
+from celery.utils.time import maybe_iso8601
 
 from celery_singleflight import headers as header
 from celery_singleflight.binding import arguments_digest
-from celery_singleflight.claims import Claim, OnHeld, Record
+from celery_singleflight.claims import Claim, OnHeld, Record, Waits
 from celery_singleflight.custody import GRACE
 from celery_singleflight.errors import OptionError
 from celery_singleflight.keys import LockKey
-from celery_singleflight.message import pack_message
+from celery_singleflight.message import pack_message, replace_arguments
 from celery_singleflight.options import CALL_OPTIONS, PREFIX
+from celery_singleflight.policies import PARKING, waits_on_contention
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from celery_singleflight.binding import Binding
+    from celery_singleflight.claims import Merge
 
 __all__ = ("Trigger", "generation_of", "new_owner")
 
@@ -29,8 +33,18 @@ logger = logging.getLogger(__name__)
 
 #: Retries of one trigger that its generations leave room for, between two replacements.
 _RETRIES: Final = 1 << 20
+_KEPT: Final = Waits()
+_NOT_KEPT: Final = Waits(keeps=False)
 _HEADERS: Final = {header.KEY, header.DIGEST, *header.OF_A_WAIT, *(option.header for option in CALL_OPTIONS.values())}
-_ON_HELD: Final[dict[str, OnHeld]] = {"requeue": "wait", "skip": "skip", "reject": "reject"}
+_ON_HELD: Final[dict[str, OnHeld]] = {
+    "requeue": "wait",
+    "queue": "queue",
+    "skip": "skip",
+    "coalesce": "coalesce",
+    "replace": "replace",
+    "join": "join",
+    "reject": "reject",
+}
 
 
 def new_owner() -> str:
@@ -46,7 +60,7 @@ def generation_of(nesting: int | None, retries: int | None) -> int:
 class Trigger:
     """What a run needs to know of the message it was started by. Made for one delivery, used once."""
 
-    __slots__ = ("args", "binding", "claim", "headers", "kwargs", "request", "task", "waits")
+    __slots__ = ("args", "binding", "claim", "headers", "kwargs", "may_linger", "own_arguments", "request", "task", "waits")
 
     def __init__(self, task: Any, request: Any, binding: Binding, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Read the request that the task was delivered with.
@@ -58,6 +72,8 @@ class Trigger:
         self.request = request
         self.args = args
         self.kwargs = kwargs
+        #: As they came, before a merge.
+        self.own_arguments = (args, kwargs)
         self.headers: dict[str, Any] = request.headers or {}
         #: How often the trigger has been requeued before.
         self.waits = self._waits()
@@ -66,6 +82,9 @@ class Trigger:
         wait = self._call_option("wait_timeout")
         wait = options.wait_timeout if wait is None else wait
         owner = (request.properties or {}).get(header.OWNER) or new_owner()
+        is_parked = policy in PARKING and not request.is_eager
+        #: Whether its slot may wait for a place for a while.
+        self.may_linger = is_parked
         self.claim = Claim(
             record=Record(self._lock_key(), str(request.id), self._execution_key()),
             owner=owner,
@@ -75,16 +94,17 @@ class Trigger:
             ttl=options.lease_ttl,
             keep=options.result_ttl,
             # Eager mode has nobody who would run it later.
-            on_held="reject" if request.is_eager and policy == "requeue" else _ON_HELD[policy],
+            on_held="reject" if request.is_eager and waits_on_contention(policy) else _ON_HELD[policy],
             wait=None if wait is None or wait == math.inf else wait,
             copy=self.headers.get(header.COPY, ""),
             previous=self.headers.get(header.PREVIOUS, "-"),
             generation=generation_of(request.replaced_task_nesting, request.retries),
             first_ms=str(self.headers.get(header.FIRST_SEEN, "")),
             grace=0.0 if request.is_eager else GRACE,
-            message=pack_message(request) if options.rescue else b"",
+            message=pack_message(request) if options.rescue or is_parked else b"",
             max_deliveries=options.max_deliveries,
             task=task.name,
+            waits=self._waits_as(policy) if is_parked else _KEPT if options.rescue else _NOT_KEPT,
         )
 
     @property
@@ -113,6 +133,23 @@ class Trigger:
         """The generation of the message that replaces this one under the same id."""
         return (self.claim.generation // _RETRIES + 1) * _RETRIES
 
+    def waiting(self, *, linger: float) -> Claim:
+        """Return the claim, by which its slot may wait for so many seconds."""
+        return self.claim._replace(waits=self.claim.waits._replace(linger=linger)) if linger else self.claim
+
+    def merge(self, kwargs: dict[str, Any], asked: Merge) -> None:
+        """Take these arguments, made from its own and those of the trigger that waits. Raises as kombu does."""
+        marks = {header.DIGEST: arguments_digest((), kwargs), header.KEY: self.lock_key.text}
+        replace_arguments(self.request, kwargs, marks)
+        self.headers.update(marks)
+        self.args, self.kwargs = [], kwargs
+        waits = self.claim.waits._replace(merged_with=asked.by, merged_copy=asked.copy)
+        self.claim = self.claim._replace(message=pack_message(self.request), waits=waits)
+
+    def wait_alone(self) -> None:
+        """Wait in line with its own arguments, not coalesced."""
+        self.claim = self.claim._replace(on_held="queue")
+
     def waits_no_more(self) -> None:
         """Forget the wait, so that a retry of the body does not go on with it."""
         if self.waits:
@@ -126,6 +163,29 @@ class Trigger:
         """
         logger.info("%s[%s] %s", self.task.name, self.request.id, why)
         raise Ignore(why)
+
+    def _waits_as(self, policy: str) -> Waits:
+        options = self.binding.options
+        waits = Waits(keeps=options.rescue, expires=self._expires())
+        if policy == "join":
+            digest = self.headers.get(header.DIGEST) or arguments_digest(self.args, self.kwargs)
+            return waits._replace(digest=digest if self.lock_key.name == self.task.name else f"{digest} {self.task.name}")
+        if policy == "coalesce":
+            delay = self._call_option("coalesce_delay")
+            delay = options.coalesce_delay if delay is None else delay
+            which = "merged" if callable(options.coalesce_keep) else options.coalesce_keep
+            within = delay * 10 if options.coalesce_within is None else options.coalesce_within
+            return waits._replace(which=which, delay=delay, within=within)
+        return waits
+
+    def _expires(self) -> float | None:
+        """Return in how many seconds the message expires, by the clock of this machine, which Celery goes by too."""
+        expires = self.request.expires
+        if expires is None:
+            return None
+        at: datetime = maybe_iso8601(expires)
+        at = at if at.tzinfo else at.replace(tzinfo=UTC)
+        return max((at - datetime.now(UTC)).total_seconds(), 0.0) + 0.05
 
     def _waits(self) -> int:
         for name in self.headers.keys() - _HEADERS:

@@ -1,4 +1,4 @@
-"""Going back to the broker: a trigger that cannot run now is published again as a new copy of its message."""
+"""Ending a delivery that has to wait: its message is with the store, or goes back to the broker as a new copy."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from celery_singleflight.policies import LONGEST_DELAY, blind_delay, requeue_del
 if TYPE_CHECKING:
     from celery import Celery
 
-    from celery_singleflight.claims import Held
+    from celery_singleflight.claims import Held, Parked
     from celery_singleflight.trigger import Trigger
 
-__all__ = ("longest_delay", "requeue", "requeue_without_store", "wait_for_successor")
+__all__ = ("longest_delay", "park", "requeue", "requeue_without_store", "wait_for_successor")
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def requeue(trigger: Trigger, held: Held) -> NoReturn:
     if trigger.request.is_eager:
         raise contention
     if not held.is_own:
-        _tell(trigger, held, contention)
+        _tell(trigger, contention)
     app = trigger.binding.app
     countdown = requeue_delay(held, trigger.waits, longest=longest_delay(app), least=_least_delay(app))
     wait = trigger.claim.wait
@@ -58,6 +58,21 @@ def requeue(trigger: Trigger, held: Held) -> NoReturn:
         place = f"while it runs on {held.worker}" if held.worker else "just after its end"
         trigger.leave(f"was delivered again {place}; a copy looks again in {countdown:.1f} s")
     raise Retry(exc=contention, when=countdown, sig=signature)
+
+
+def park(trigger: Trigger, parked: Parked) -> NoReturn:
+    """End the delivery of a trigger whose message the store has taken.
+
+    Raises `Retry`, so that it shows as waiting; `Ignore` when it did so before.
+    """
+    lock_key, task_id = trigger.lock_key.text, trigger.request.id
+    if parked.how == "again":
+        trigger.leave(f"was delivered again while it waits for {lock_key} in the store")
+    contention = Contended(lock_key, parked.task_id, parked.worker, parked.age, parked.remaining)
+    _tell(trigger, contention)
+    signals.parked.send(sender=trigger.task, lock_key=lock_key, task_id=task_id, how=parked.how, place=parked.place)
+    where = f"in line, behind {parked.place}" if parked.how == "line" else f"for the outcome of {parked.task_id}"
+    raise Retry(f"Waits {where}: {contention}", exc=contention, when=0)
 
 
 def requeue_without_store(trigger: Trigger, error: StoreUnavailable) -> NoReturn:
@@ -128,14 +143,14 @@ def _publish(trigger: Trigger, countdown: float, headers: dict[str, Any]) -> Any
             return signature
 
 
-def _tell(trigger: Trigger, held: Held, contention: Contended) -> None:
+def _tell(trigger: Trigger, contention: Contended) -> None:
     logger.info("%s[%s] waits: %s", trigger.task.name, trigger.request.id, contention)
     signals.contended.send(
         sender=trigger.task,
         lock_key=contention.lock_key,
         task_id=trigger.request.id,
-        holder_task_id=held.task_id,
-        holder_worker=held.worker,
-        age=held.age,
-        remaining=held.remaining,
+        holder_task_id=contention.task_id,
+        holder_worker=contention.worker,
+        age=contention.age,
+        remaining=contention.remaining,
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from celery_singleflight.script import Value
 
-__all__ = ("ReplyError", "exchange", "pack")
+__all__ = ("ReplyError", "command", "exchange", "pack")
 
 _CHUNK: Final = 1 << 16
 #: What stands between two values, by the length of the second.
@@ -42,6 +42,12 @@ def pack(command: str, script: str, keys: int, values: Sequence[Value]) -> bytes
             return packed.encode()
     words = [value if isinstance(value, bytes) else str(value).encode() for value in values]
     return frame % tuple(chain.from_iterable(zip(map(len, words), words, strict=True)))
+
+
+def command(*words: Value) -> bytes:
+    """Return any other command, as it is sent."""
+    sent = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"*%d\r\n" % len(sent) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in sent)
 
 
 def exchange(line: socket, packed: bytes, replies: int) -> list[Any]:
@@ -109,6 +115,8 @@ def _reply(received: bytes, at: int) -> tuple[Any, int]:
         return ReplyError(text.decode(errors="replace")), at
     if kind == ord("+"):
         return text, at
+    if int(text) < 0:
+        return None, at
     values: list[Any] = []
     for _ in range(int(text)):
         value, at = _reply(received, at)

@@ -13,6 +13,7 @@ from kombu.utils.imports import symbol_by_name
 from celery_singleflight import headers as header
 from celery_singleflight.claims import Outcome
 from celery_singleflight.departure import Departure
+from celery_singleflight.slots import count_slots
 from celery_singleflight.trigger import new_owner
 
 if TYPE_CHECKING:
@@ -44,6 +45,18 @@ class _OwnerPerDelivery:
     """Mints the owner token of a delivery where the main process can release by it, and hands it to the pool."""
 
     task: Any
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Count the slots where Celery's own subclass, which does not call ours, gives a trigger to the pool."""
+        super().__init_subclass__(**options)
+        give = vars(cls).get("execute_using_pool")
+        if give is not None:
+
+            def execute_using_pool(self: Any, pool: Any, **how: Any) -> Any:
+                count_slots(len(state.active_requests))
+                return give(self, pool, **how)
+
+            cls.execute_using_pool = execute_using_pool  # type: ignore[attr-defined]
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]

@@ -1,33 +1,32 @@
 -- End a run without an outcome, and release the lease: its trigger will run again, or was never to be remembered.
 --
--- KEYS[1] lease       hash: owner token -> lines of expiry in ms, since in ms, fencing token, worker, task id
--- KEYS[2] execution   hash: run record of the execution key
--- KEYS[3] trigger     hash: record of the trigger; the same key as execution unless the execution key is explicit
--- KEYS[4] due         sorted set: trigger -> store time in ms at which the sweeper looks at it
--- ARGV[1] owner       owner token of the holder
--- ARGV[2] generation  older copies of the trigger's message stop counting; empty when they still count
--- ARGV[3] forget      "1" to delete the records, for a run that no message stands behind
--- ARGV[4] hold_ms     for how long the lock key stays taken, from the acquisition; empty when an outer holder goes on
--- ARGV[5] member      the trigger, as `due` names it
--- ARGV[6] again_ms    in what time the stored message is published unless the trigger has entered again; empty when its
---                     message is the broker's from now on
--- ARGV[7] died        "1" when the run died with its process
+-- Uses time, holders, waiting.
 --
--- Returns {"abandoned"}  nothing is held by this owner any more
+-- KEYS[1] lease       hash: owner token -> who holds the lock key; see shared/holders.lua
+-- KEYS[2] pace        hash; this and the keys up to baton are of those who wait: see shared/waiting.lua
+-- KEYS[3] line        sorted set: trigger -> ticket
+-- KEYS[4] called      sorted set: trigger -> store time in ms until which a place is reserved for it
+-- KEYS[5] parked      hash: trigger -> what is known of it, its message
+-- KEYS[6] followers   sorted set: trigger -> group whose outcome it will get
+-- KEYS[7] baton       list
+-- KEYS[8] execution   hash: run record of the execution key
+-- KEYS[9] trigger     hash: record of the trigger; the same key as execution unless the execution key is explicit
+-- KEYS[10] due        sorted set: trigger -> store time in ms at which the sweeper looks at it
+-- ARGV[1] owner       owner token of the holder
+-- ARGV[2] lock_key    text of the lock key
+-- ARGV[3] generation  older copies of the trigger's message stop counting; empty when they still count
+-- ARGV[4] forget      "1" to delete the records, for a run that no message stands behind
+-- ARGV[5] hold_ms     for how long the lock key stays taken, from the acquisition; empty when an outer holder goes on
+-- ARGV[6] member      the trigger, as `due` names it
+-- ARGV[7] again_ms    in what time the stored message is published unless the trigger has entered again; empty when its
+--                     message is the broker's from now on
+-- ARGV[8] died        "1" when the run died with its process
+--
+-- Returns {"abandoned", calls}  nothing is held by this owner any more; calls are the messages of those who are next, to be
+--         published now: lists of trigger, copy, first_ms, message
 
-local clock = redis.call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-
-local line = hold_ms ~= '' and redis.call('HGET', lease, owner)
-if line then
-  local _, since, rest = string.match(line, '^(%d+)\n(%d+)(\n.*)$')
-  local ends = tonumber(since) + tonumber(hold_ms)
-  redis.call('HDEL', lease, owner)
-  if ends > now then
-    -- The place stays taken, by a name that nobody can renew.
-    redis.call('HSET', lease, owner .. ' ended', string.format('%.0f\n%s%s', ends, since, rest))
-    redis.call('PEXPIRE', lease, string.format('%.0f', math.max(redis.call('PTTL', lease), ends - now + 60000)))
-  end
+if hold_ms ~= '' then
+  leave_place(owner, hold_ms)
 end
 local holder, outcome, runs_generation = unpack(redis.call('HMGET', execution, 'owner', 'outcome', 'run_generation'))
 local left_by, newest_generation, concluded = unpack(redis.call('HMGET', trigger, 'left_by', 'generation', 'outcome'))
@@ -55,7 +54,7 @@ if holder == owner and not outcome then
       redis.call('HDEL', trigger, 'message')
       redis.call('ZREM', due, member)
     elseif redis.call('HEXISTS', trigger, 'message') == 1 then
-      redis.call('ZADD', due, string.format('%.0f', now + again_ms), member)
+      redis.call('ZADD', due, text(now + again_ms), member)
     end
   end
 end
@@ -70,4 +69,12 @@ elseif generation ~= '' and redis.call('EXISTS', trigger) == 1 then
     redis.call('HDEL', trigger, 'copy', 'died', 'left_by')
   end
 end
-return 'abandoned'
+
+local calls = {}
+if redis.call('EXISTS', parked) == 1 then
+  call_next(calls, 1)
+end
+if #calls > 0 then
+  return {'abandoned', calls}
+end
+return 'abandoned\n'

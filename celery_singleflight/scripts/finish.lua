@@ -1,27 +1,36 @@
--- End a run with its outcome: store it, release the lease.
+-- End a run with its outcome: store it, release the lease, call those who are next.
 --
--- KEYS[1] lease             hash: owner token -> lines of expiry in ms, since in ms, fencing token, worker, task id
+-- Uses time, holders, waiting.
+--
+-- KEYS[1] lease             hash: owner token -> who holds the lock key; see shared/holders.lua
 -- KEYS[2] fence             string: the last fencing token
--- KEYS[3] pace              hash: hold_ms, the recent hold time; next_ms, the next free turn
--- KEYS[4] execution         hash: run record of the execution key
--- KEYS[5] trigger           hash: record of the trigger; the same key as execution unless the execution key is explicit
+-- KEYS[3] pace              hash; this and the keys up to baton are of those who wait: see shared/waiting.lua
+-- KEYS[4] line              sorted set: trigger -> ticket
+-- KEYS[5] called            sorted set: trigger -> store time in ms until which a place is reserved for it
+-- KEYS[6] parked            hash: trigger -> what is known of it, its message
+-- KEYS[7] followers         sorted set: trigger -> group whose outcome it will get
+-- KEYS[8] baton             list
+-- KEYS[9] execution         hash: run record of the execution key
+-- KEYS[10] trigger          hash: record of the trigger; the same key as execution unless the execution key is explicit
+-- KEYS[11] due              sorted set: trigger -> store time in ms at which the sweeper looks at it
 -- ARGV[1] owner             owner token of the holder
--- ARGV[2] token             its fencing token
--- ARGV[3] limit             how many may hold the lock key
--- ARGV[4] outcome           "succeeded" or "failed"
--- ARGV[5] reason            for people to read
--- ARGV[6] content_type      of the body; empty when the value could not be stored
--- ARGV[7] content_encoding  of the body
--- ARGV[8] body              the result or the error
--- ARGV[9] keep_ms           how long the outcome is kept
--- ARGV[10] hold_ms          for how long the lock key stays taken, from the acquisition; empty when an outer holder goes on
--- ARGV[11] remember_ms      how long the trigger itself is remembered at least
+-- ARGV[2] lock_key          text of the lock key
+-- ARGV[3] member            the trigger, as `due` names it
+-- ARGV[4] token             its fencing token
+-- ARGV[5] limit             how many may hold the lock key
+-- ARGV[6] outcome           "succeeded", "failed" or "replaced"
+-- ARGV[7] reason            for people to read
+-- ARGV[8] content_type      of the body; empty when the value could not be stored
+-- ARGV[9] content_encoding  of the body
+-- ARGV[10] body             the result or the error
+-- ARGV[11] keep_ms          how long the outcome is kept
+-- ARGV[12] hold_ms          for how long the lock key stays taken, from the acquisition; empty when an outer holder goes on
+-- ARGV[13] remember_ms      how long the trigger itself is remembered at least
 --
--- Returns {"finished"}  recorded, also when asked again with the same owner token
+-- Returns {"finished", calls}  recorded, also when asked again with the same owner token; calls are the messages of those who
+--         are next, to be published now: lists of trigger, copy, first_ms, message
 --      or {"refused", owner, outcome}  somebody else owns the record or the lock key now; nothing is changed
 
-local clock = redis.call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local separate = execution ~= trigger
 
 local holder, done, by, since_ms, attempts = unpack(
@@ -33,7 +42,7 @@ if separate then
 end
 if ended then
   if ended_by == owner then
-    return 'finished'
+    return 'finished\n'
   end
   return {'refused', ended_by or '', ended}
 end
@@ -47,39 +56,16 @@ local function is_taken()
   if tonumber(limit) == 1 then
     return (tonumber(redis.call('GET', fence)) or 0) > tonumber(token)
   end
-  local live = 0
-  for _, line in ipairs(redis.call('HVALS', lease)) do
-    if tonumber(string.match(line, '^%d+')) > now then
-      live = live + 1
-    end
-  end
-  return live >= tonumber(limit)
+  return holders_now() >= tonumber(limit)
 end
 
-local line = redis.call('HGET', lease, owner)
+local mine = redis.call('HGET', lease, owner)
 -- Else it expired and was cleared away, or the store forgot: then nobody may have come in since.
-if not line and is_taken() then
+if not mine and is_taken() then
   return {'refused', '', ''}
 end
 
-local released = hold_ms ~= ''
-if released and line then
-  local _, since, rest = string.match(line, '^(%d+)\n(%d+)(\n.*)$')
-  local ends = tonumber(since) + tonumber(hold_ms)
-  redis.call('HDEL', lease, owner)
-  if ends > now then
-    -- The place stays taken, by a name that nobody can renew.
-    redis.call('HSET', lease, owner .. ' ended', string.format('%.0f\n%s%s', ends, since, rest))
-    redis.call('PEXPIRE', lease, string.format('%.0f', math.max(redis.call('PTTL', lease), ends - now + 60000)))
-  end
-end
-if released and redis.call('EXISTS', pace) == 1 then
-  local old = tonumber(redis.call('HGET', pace, 'hold_ms'))
-  local hold = math.max(now - (tonumber(since_ms) or now), 1)
-  redis.call('HSET', pace, 'hold_ms', string.format('%.0f', old and old * 0.7 + hold * 0.3 or hold))
-end
-
-local ended_ms = string.format('%.0f', now)
+local ended_ms = text(now)
 if separate then
   if outcome == 'succeeded' then
     redis.call('HSET', trigger, 'outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', ended_ms)
@@ -94,11 +80,31 @@ if separate then
   end
 end
 -- The trigger itself is remembered for longer: its message may be delivered again.
-local lives = string.format('%.0f', math.max(tonumber(keep_ms), tonumber(remember_ms)))
+local lives = text(math.max(tonumber(keep_ms), tonumber(remember_ms)))
 redis.call('HSET', execution, 'owner', '', 'outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', ended_ms,
            'content_type', content_type, 'content_encoding', content_encoding, 'body', body)
 redis.call('PEXPIRE', trigger, lives)
 if execution ~= trigger then
   redis.call('PEXPIRE', execution, keep_ms)
 end
-return 'finished'
+
+local calls = {}
+if hold_ms ~= '' then
+  leave_place(owner, hold_ms)
+end
+if redis.call('EXISTS', pace) == 1 then
+  if hold_ms ~= '' then
+    local old = tonumber(redis.call('HGET', pace, 'hold_ms') or nil)
+    local hold = math.max(now - (tonumber(since_ms or nil) or now), 1)
+    redis.call('HSET', pace, 'hold_ms', text(old and old * 0.7 + hold * 0.3 or hold))
+    if redis.call('HGET', pace, 'stop') == token then
+      redis.call('HDEL', pace, 'stop', 'stop_by')
+    end
+  end
+  end_group(calls, mine and facts(mine).group or redis.call('HGET', trigger, 'group'), member, outcome)
+  call_next(calls, 1)
+end
+if #calls > 0 then
+  return {'finished', calls}
+end
+return 'finished\n'

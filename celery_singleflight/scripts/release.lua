@@ -3,26 +3,23 @@
 -- Nothing of the holder counts afterwards: it finds no lease to renew, its record names it no more, and its fencing token is
 -- not the newest.
 --
--- KEYS[1] lease      hash: owner token -> lines of expiry in ms, since in ms, fencing token, worker, task id
+-- Uses time, holders.
+--
+-- KEYS[1] lease      hash: owner token -> who holds the lock key; see shared/holders.lua
 -- KEYS[2] fence      string: the last fencing token
 -- KEYS[3] execution  hash: run record of the execution key
 -- KEYS[4] trigger    hash: record of the trigger; the same key as execution unless the execution key is explicit
--- KEYS[5] due        sorted set: trigger -> store time in ms at which the sweeper looks at it
+-- KEYS[5] parked     hash: who waits for the lock key
+-- KEYS[6] due        sorted set: trigger -> store time in ms at which the sweeper looks at it
 -- ARGV[1] token      fencing token of the holder
 -- ARGV[2] task_id    id of the holder's trigger, whose records these are
 -- ARGV[3] member     the trigger, as `due` names it
 -- ARGV[4] force      "1" to release a holder whose lease is live
+-- ARGV[5] lock_key   text of the lock key
 --
 -- Returns {"released", message}  also when asked again; message is "stored" when the trigger is to be published again, else ""
 --      or {"live", worker, age_ms, remaining_ms}  the lease has not expired, and nothing is changed
 --      or {"other"}  nobody holds the lock key with this token for this trigger
-
-local clock = redis.call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-
-local function text(number)
-  return string.format('%.0f', number)
-end
 
 local function released()
   local message, outcome = unpack(redis.call('HMGET', trigger, 'message', 'outcome'))
@@ -32,9 +29,9 @@ end
 local owner, ends, since, worker
 local all = redis.call('HGETALL', lease)
 for n = 2, #all, 2 do
-  local until_ms, from, fenced, at, task = string.match(all[n], '^(%d+)\n(%d+)\n(%d+)\n([^\n]*)\n(.*)$')
-  if fenced == token and task == task_id then
-    owner, ends, since, worker = all[n - 1], tonumber(until_ms), tonumber(from), at
+  local holder = facts(all[n])
+  if holder.fence == token and holder.task == task_id then
+    owner, ends, since, worker = all[n - 1], holder.ends, holder.since, holder.worker
   end
 end
 if not owner then
@@ -66,6 +63,10 @@ if holder == owner and not outcome then
   if redis.call('HEXISTS', trigger, 'message') == 1 then
     redis.call('ZADD', due, text(now), member)
   end
+end
+if redis.call('EXISTS', parked) == 1 then
+  -- A sweeper calls who is next.
+  redis.call('ZADD', due, text(now), '\n' .. lock_key)
 end
 redis.call('HSET', trigger, 'released', token)
 if redis.call('PTTL', trigger) < 0 then

@@ -3,6 +3,8 @@
 -- Whatever becomes of the caller, the trigger comes up again: sooner or later, with a pause that doubles. The copy that is
 -- published takes its place by the rule of `enter`: the first of several that arrives counts, the others are surplus.
 --
+-- Uses time.
+--
 -- KEYS[1] trigger      hash: record of the trigger
 -- KEYS[2] execution    hash: run record of the execution key; the same key as trigger unless the execution key is explicit
 -- KEYS[3] due          sorted set: trigger -> store time in ms at which the sweeper looks at it
@@ -13,20 +15,21 @@
 --
 -- Returns {"later"}  it runs, or has just ended
 --      or {"gone"}  there is nothing to rescue
+--      or {"parked", lock_key}  it waits for that lock key, and `recall` has its message
 --      or {"message", message, copy, outcome, times}  to be published as a copy made from this one; outcome is empty for a run that
 --         died, times counts how often the message has been handed out since it entered
 
-local clock = redis.call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-
 local function look_again(at)
-  redis.call('ZADD', due, string.format('%.0f', at), member)
+  redis.call('ZADD', due, text(at), member)
 end
 
 -- Before anything can go wrong: a record that cannot be read must not come first for ever.
-redis.call('ZADD', due, 'XX', string.format('%.0f', now + pause_ms), member)
-local message, copy, outcome, settled, ended_ms = unpack(
-  redis.call('HMGET', trigger, 'message', 'copy', 'outcome', 'settled', 'ended_ms'))
+redis.call('ZADD', due, 'XX', text(now + pause_ms), member)
+local message, copy, outcome, settled, ended_ms, parked = unpack(
+  redis.call('HMGET', trigger, 'message', 'copy', 'outcome', 'settled', 'ended_ms', 'parked'))
+if parked and not message and not outcome then
+  return {'parked', parked}
+end
 if not message or settled then
   redis.call('ZREM', due, member)
   return {'gone'}

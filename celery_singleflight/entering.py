@@ -1,0 +1,77 @@
+"""Asking the store for a lease until it gives an answer for good: the trigger runs, waits elsewhere, or is over."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from celery_singleflight.claims import Acquired, Ended, Held, Led, Linger, Merge, Parked, Surplus
+from celery_singleflight.errors import StoreUnavailable
+from celery_singleflight.handoff import hand_on
+from celery_singleflight.merging import merge
+from celery_singleflight.slots import free_slots
+
+if TYPE_CHECKING:
+    from celery_singleflight.store import Store
+    from celery_singleflight.trigger import Trigger
+
+__all__ = ("Answer", "enter")
+
+logger = logging.getLogger(__name__)
+
+#: Seconds to wait in place for the run that has published this retry and only has its lease left to give back.
+_FOR_PREDECESSOR: Final = (0.01, 0.02, 0.05, 0.1, 0.1)
+#: Seconds for which a slot waits for a hand-off at most; the store makes it less where runs are short.
+_LONGEST_LINGER: Final = 0.4
+#: Seconds between two looks whether the slot is needed.
+_LOOK: Final = 0.02
+
+
+Answer = Acquired | Held | Ended | Surplus | Parked
+
+
+def enter(trigger: Trigger) -> tuple[Answer, float]:
+    """Ask for the lease of a trigger. Returns the answer, and when it was asked for, in monotonic seconds.
+
+    Raises `StoreUnavailable`, and what `Store.enter` raises beside.
+    """
+    store = trigger.binding.coordination.store
+    pauses = iter(_FOR_PREDECESSOR)
+    give_up_at = time.monotonic() + _LONGEST_LINGER
+    while True:
+        requested_at = time.monotonic()
+        linger = give_up_at - requested_at if trigger.may_linger and free_slots() > 0 else 0.0
+        entered = store.enter(trigger.waiting(linger=max(linger, 0.0)))
+        if isinstance(entered, Held):
+            pause = next(pauses, None) if entered.what == "predecessor" else None
+            if pause is None:
+                return entered, requested_at
+            time.sleep(pause)
+        elif isinstance(entered, Linger):
+            hand_on(trigger.binding.app, entered.calls)
+            _linger(store, trigger, requested_at + entered.seconds)
+        elif isinstance(entered, Merge):
+            merge(trigger, entered)
+        elif isinstance(entered, Led):
+            ended = store.follow(trigger.claim, entered.by)
+            if ended is not None:
+                hand_on(trigger.binding.app, ended.calls)
+                return ended, requested_at
+        else:
+            hand_on(trigger.binding.app, getattr(entered, "calls", ()))
+            return entered, requested_at
+
+
+def _linger(store: Store, trigger: Trigger, until: float) -> None:
+    """Wait in the slot until a place may be free, somebody else needs the slot, or it has lasted long enough."""
+    while (left := until - time.monotonic()) > 0:
+        try:
+            if store.await_baton(trigger.claim.record, min(left, _LOOK)):
+                return
+        except StoreUnavailable as error:
+            logger.info("%s lingers no more: %s", trigger.lock_key, error)
+            break
+        if free_slots() < 1:
+            break
+    trigger.may_linger = False

@@ -1,0 +1,28 @@
+"""Handing on: the messages of those who are next, published by whoever has made room for them."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from celery_singleflight.message import publish_again
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from celery import Celery
+
+    from celery_singleflight.claims import Handout
+
+__all__ = ("hand_on",)
+
+logger = logging.getLogger(__name__)
+
+
+def hand_on(app: Celery, calls: Iterable[Handout]) -> None:
+    """Publish messages that the store has told to publish. Raises nothing: what is not published now, a sweeper publishes."""
+    for call in calls:
+        try:
+            publish_again(app, call)
+        except Exception:
+            logger.exception("the message of a waiting trigger could not be published; a sweeper tries again")

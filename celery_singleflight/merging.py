@@ -1,0 +1,41 @@
+"""Merging the arguments of a coalesced trigger with those of the one that waits."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from celery_singleflight.errors import LockKeyError
+from celery_singleflight.message import arguments_in
+
+if TYPE_CHECKING:
+    from celery_singleflight.claims import Merge
+    from celery_singleflight.keys import LockKey
+    from celery_singleflight.trigger import Trigger
+
+__all__ = ("merge",)
+
+logger = logging.getLogger(__name__)
+
+
+def merge(trigger: Trigger, asked: Merge) -> None:
+    """Give a trigger the arguments that its task's `coalesce_keep` makes of its own and of those that wait.
+
+    When that raises, or makes a call of another lock key, the trigger waits by itself, in line: nothing is lost.
+    """
+    binding, name = trigger.binding, trigger.task.name
+    try:
+        waiting = binding.arguments.bind(*arguments_in(asked.message))
+        merged = binding.options.coalesce_keep(waiting, binding.arguments.bind(*trigger.own_arguments))
+        kwargs = binding.arguments.as_keywords(merged)
+        lock_key = binding.lock_key(name, (), kwargs)
+        _refuse_other_key(name, lock_key, trigger.lock_key)
+        trigger.merge(kwargs, asked)
+    except Exception:
+        logger.exception("%s[%s] is not merged with what waits, and waits by itself", name, trigger.request.id)
+        trigger.wait_alone()
+
+
+def _refuse_other_key(name: str, made: LockKey, expected: LockKey) -> None:
+    if made != expected:
+        raise LockKeyError(f"coalesce_keep of {name} made a call of {made}, expected one of {expected}")

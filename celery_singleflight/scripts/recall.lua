@@ -1,0 +1,29 @@
+-- Hand out the message of a parked trigger before its turn: it may wait no longer, or it was called and has not come.
+--
+-- Uses time, holders, waiting.
+--
+-- KEYS[1] lease       hash: owner token -> who holds the lock key; see shared/holders.lua
+-- KEYS[2] pace        hash; this and the keys up to baton are of those who wait: see shared/waiting.lua
+-- KEYS[3] line        sorted set: trigger -> ticket
+-- KEYS[4] called      sorted set: trigger -> store time in ms until which a place is reserved for it
+-- KEYS[5] parked      hash: trigger -> what is known of it, its message
+-- KEYS[6] followers   sorted set: trigger -> group whose outcome it will get
+-- KEYS[7] baton       list
+-- KEYS[8] trigger     hash: record of the trigger
+-- KEYS[9] due         sorted set: trigger -> store time in ms at which the sweeper looks at it
+-- ARGV[1] lock_key    text of the lock key
+-- ARGV[2] member      the trigger, as `due` names it
+-- ARGV[3] pause_ms    in what time it is handed out again, the first time; then twice as long each time, up to an hour
+--
+-- Returns {"message", message, copy, first_ms}  to be published as a copy made from this one
+--      or {"gone"}  it does not wait any more
+
+local about, message = waiter(member)
+if not about then
+  redis.call('ZREM', due, member)
+  redis.call('HDEL', trigger, 'parked')
+  return {'gone'}
+end
+local times = redis.call('HINCRBY', trigger, 'handouts', 1)
+redis.call('ZADD', due, text(now + math.min(pause_ms * 2 ^ (times - 1), 3600000)), member)
+return {'message', message, about.copy, about.first}

@@ -1,0 +1,15 @@
+-- The store's time, and numbers as Redis is to read them.
+
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+-- A key lives at least this long from now; what somebody else needs longer is not cut.
+local function keep(key, ms)
+  if redis.call('PTTL', key) < ms then
+    redis.call('PEXPIRE', key, text(ms))
+  end
+end

@@ -1,0 +1,172 @@
+-- Those who wait for a lock key. Needs `time` and `holders`, and the keys
+--   pace       hash: hold_ms, the recent hold time; limit, how many may hold; ticket, the last one given; lingers and
+--              lingers_until, who waits in its slot; no_slot_until, since no slot was
+--              free for it; gathers, the waiting trigger that others are coalesced into, since_ms and
+--              ripe_ms of its delay; replaces, the waiting trigger that has asked the holder to stop, whose fencing token is
+--              stop, and stop_by its task id; join:<digest>, who waits with that payload; ended:<group>, whose outcome is that
+--              of the group
+--   line       sorted set: trigger -> ticket
+--   called     sorted set: trigger -> store time in ms until which a place is reserved for it; its message is under way
+--   parked     hash: trigger -> a line of JSON, its message. The JSON has first, store time in ms of the first contention; copy,
+--              of the message; group, of those who get its outcome; kind, its policy; leader, whose outcome it gets;
+--              replaced, the task id of who has taken its place
+--   followers  sorted set: trigger -> group whose outcome it will get
+--   baton      list: there for whoever lingers, when a place is free
+--   due        sorted set: when the sweeper looks at a trigger, or as "\n<lock key>" at this lock key
+-- and the value `lock_key`.
+
+local RESERVED_MS, AGAIN_MS, SHORT_MS, MOST_CALLED = 2000, 5000, 100, 16
+local attention = '\n' .. lock_key
+
+local function waiter(member)
+  local stored = redis.call('HGET', parked, member)
+  if not stored then
+    return nil
+  end
+  local head, message = string.match(stored, '^([^\n]*)\n(.*)$')
+  return cjson.decode(head), message
+end
+
+local function put_waiter(member, about, message)
+  redis.call('HSET', parked, member, cjson.encode(about) .. '\n' .. message)
+end
+
+-- Nobody waits any more by this name: it has entered, or ended. A place that was reserved for it is free.
+local function forget_waiter(member)
+  local about = waiter(member)
+  local lingers, gathers, replaces = unpack(redis.call('HMGET', pace, 'lingers', 'gathers', 'replaces'))
+  if member == lingers then
+    redis.call('HDEL', pace, 'lingers', 'lingers_until')
+  end
+  if member == gathers then
+    redis.call('HDEL', pace, 'gathers', 'since_ms', 'ripe_ms')
+  end
+  if member == replaces then
+    redis.call('HDEL', pace, 'replaces')
+  end
+  if about and about.digest and redis.call('HGET', pace, 'join:' .. about.digest) == member then
+    redis.call('HDEL', pace, 'join:' .. about.digest)
+  end
+  redis.call('ZREM', line, member)
+  redis.call('ZREM', called, member)
+  redis.call('ZREM', followers, member)
+  redis.call('HDEL', parked, member)
+end
+
+-- Add to `calls` the message of a waiting trigger, to be published by whoever has called the script.
+local function hand_out(calls, member, about, message)
+  redis.call('ZADD', due, 'LT', text(now + AGAIN_MS), member)
+  calls[#calls + 1] = {member, about.copy, about.first, message}
+end
+
+local function look_at(ms)
+  redis.call('ZADD', due, text(ms), attention)
+end
+
+local function lingerer()
+  local member, until_ms = unpack(redis.call('HMGET', pace, 'lingers', 'lingers_until'))
+  return member and tonumber(until_ms) > now and member
+end
+
+-- Call those who are next: as many as there are places, and so many more where runs are short, to be there in time.
+local function call_next(calls, ahead)
+  local waiting = redis.call('ZCARD', line)
+  if waiting == 0 then
+    if redis.call('EXISTS', parked) == 0 then
+      redis.call('ZREM', due, attention)
+      redis.call('PEXPIRE', pace, '600000')
+    end
+    return
+  end
+  local hold, limit, gathers, ripe, no_slot = unpack(
+    redis.call('HMGET', pace, 'hold_ms', 'limit', 'gathers', 'ripe_ms', 'no_slot_until'))
+  limit = tonumber(limit or nil) or 1
+  if (tonumber(hold or nil) or SHORT_MS + 1) > SHORT_MS or (tonumber(no_slot or nil) or 0) > now then
+    ahead = 0
+  end
+  local live, first = holders_now()
+  local lingers = lingerer()
+  if lingers and live < limit and redis.call('LLEN', baton) == 0 then
+    redis.call('RPUSH', baton, '1')
+    redis.call('PEXPIRE', baton, '2000')
+  end
+  local valid, all = redis.call('ZCOUNT', called, '(' .. text(now), '+inf'), redis.call('ZCARD', called)
+  local want = math.min(math.max(limit - live, 0) + ahead - valid, limit + MOST_CALLED - all, 20)
+  local next_look = nil
+  if want > 0 and all < waiting then
+    for _, member in ipairs(redis.call('ZRANGE', line, 0, all + want)) do
+      if want > 0 and not redis.call('ZSCORE', called, member) then
+        if member == gathers and (tonumber(ripe or nil) or 0) > now then
+          next_look = tonumber(ripe)
+        else
+          local about, message = waiter(member)
+          if about then
+            redis.call('ZADD', called, text(now + RESERVED_MS), member)
+            want, valid = want - 1, valid + 1
+            if member ~= lingers then
+              hand_out(calls, member, about, message)
+            end
+          else
+            forget_waiter(member)
+          end
+        end
+      end
+    end
+  end
+  local at = now + RESERVED_MS
+  if valid == 0 and live >= limit then
+    at = first.ends + 10
+  end
+  look_at(math.min(at, next_look or at))
+end
+
+-- Hand out some of those who get the outcome of a group that has ended.
+local function answer_followers(calls, group, most)
+  local leader = redis.call('HGET', pace, 'ended:' .. group)
+  if not leader then
+    return
+  end
+  local some = redis.call('ZRANGEBYSCORE', followers, group, group, 'LIMIT', 0, most + 1)
+  for n = 1, math.min(#some, most) do
+    local about, message = waiter(some[n])
+    redis.call('ZREM', followers, some[n])
+    if about then
+      about.leader = leader
+      put_waiter(some[n], about, message)
+      hand_out(calls, some[n], about, message)
+    end
+  end
+  if #some <= most then
+    redis.call('HDEL', pace, 'ended:' .. group)
+  else
+    look_at(now + RESERVED_MS)
+  end
+end
+
+-- The one that leads a group has its outcome: its followers get the same, or one of them becomes the next to run.
+local function end_group(calls, group, leader, outcome)
+  if not group or group == '' then
+    return
+  end
+  local first = redis.call('ZRANGEBYSCORE', followers, group, group, 'LIMIT', 0, 1)[1]
+  if not first then
+    return
+  end
+  local about, message = waiter(first)
+  if outcome == 'succeeded' or (outcome == 'failed' and about and about.kind == 'coalesce') then
+    redis.call('HSET', pace, 'ended:' .. group, leader)
+    answer_followers(calls, group, 8)
+    return
+  end
+  redis.call('ZREM', followers, first)
+  if not about then
+    return end_group(calls, group, leader, outcome)
+  end
+  about.group = group
+  put_waiter(first, about, message)
+  local head = redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')[2]
+  redis.call('ZADD', line, text((tonumber(head or nil) or clock[1] * 1000000 + clock[2]) - 1), first)
+  if about.kind == 'coalesce' then
+    redis.call('HSETNX', pace, 'gathers', first)
+  end
+end
