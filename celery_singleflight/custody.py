@@ -64,7 +64,7 @@ class Custody:
         Returns `Finished` when that is its outcome now; else the outcome that it has, "unknown" when the store knows nothing of it,
         or "" when another delivery runs it.
 
-        With an `error` Celery is still to send what follows, others may after `patience`; without one it has done so.
+        With an `error` Celery is still to send what follows, others may after `patience` seconds; else it has done so.
         """
         content_type, content_encoding, body = error or ("", "", b"")
         reply = self._run(

@@ -55,10 +55,10 @@ def run_trigger(
     if isinstance(entered, Ended):
         return answer(trigger, entered)
     if isinstance(entered, Surplus):
-        return trigger.leave(f"is left to another copy of its message that counts, by its {entered.why}")
+        trigger.leave(f"is left to another copy of its message that counts, by its {entered.why}")
     if isinstance(entered, Parked):
-        return park(trigger, entered)
-    return requeue(trigger, entered)
+        park(trigger, entered)
+    requeue(trigger, entered)
 
 
 def _enter(trigger: Trigger) -> tuple[Answer, float] | None:

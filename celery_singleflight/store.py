@@ -26,7 +26,7 @@ from celery_singleflight.errors import ExecutionKeyReused, ScriptError
 from celery_singleflight.script import Value, load
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from celery_singleflight.claims import Claim, Handout
     from celery_singleflight.lease import Lease
@@ -84,26 +84,9 @@ class Store(Custody):
                 "waits": _packed(claim.waits),
             },
         )
-        match reply.word:
-            case "acquired":
-                return Acquired(int(reply.fence), reply.run.decode(), int(reply.attempt), calls_of(reply))
-            case "ended":
-                return _ended(reply)
-            case "surplus":
-                return Surplus(reply.why.decode())
-            case "parked":
-                task_id, worker = json.loads(reply.holder)
-                age, remaining = reply.age_ms / 1000, reply.remaining_ms / 1000
-                return Parked(reply.how.decode(), task_id, worker, age, remaining, reply.place, calls_of(reply))
-            case "linger":
-                return Linger(reply.ms / 1000, calls_of(reply))
-            case "led":
-                return Led(reply.by.decode())
-            case "merge":
-                return Merge(reply.by.decode(), reply.copy.decode(), reply.message)
-            case "reused":
-                raise ExecutionKeyReused(record.execution_key or "", reply.by_task.decode())
-        return _held(reply)
+        if reply.word == "reused":
+            raise ExecutionKeyReused(record.execution_key or "", reply.by_task.decode())
+        return _ANSWERS[reply.word](reply)
 
     def follow(self, claim: Claim, by: str) -> Ended | None:
         """Give a trigger the outcome of the one it was coalesced into or has joined.
@@ -111,11 +94,11 @@ class Store(Custody):
         Returns None when nobody knows that any more, and the trigger is a newcomer again.
         """
         record = claim.record
-        leader = self.names(Record.of_member(record.lock_key, by))
+        own, leader = self.names(record), self.names(Record.of_member(record.lock_key, by))
         reply = self._run(
             _FOLLOW,
             {
-                **self._named(_FOLLOW, record),
+                **{name: own[name] for name in _FOLLOW.keys if name != "leader"},
                 "leader": leader["trigger"],
                 "execution": leader["execution"],
                 "owner": claim.owner,
@@ -278,6 +261,12 @@ def _ended(reply: Any) -> Ended:
     )
 
 
+def _parked(reply: Any) -> Parked:
+    task_id, worker = json.loads(reply.holder)
+    age, remaining = reply.age_ms / 1000, reply.remaining_ms / 1000
+    return Parked(reply.how.decode(), task_id or "", worker or "", age, remaining, reply.place, calls_of(reply))
+
+
 def _held(reply: Any) -> Held:
     task_id, worker = json.loads(reply.holder)
     return Held(
@@ -291,3 +280,16 @@ def _held(reply: Any) -> Held:
         waited=(int(reply.now_ms) - int(reply.first_ms)) / 1000,
         first_ms=reply.first_ms.decode(),
     )
+
+
+#: What `enter` answers, by the word of its reply.
+_ANSWERS: Final[dict[str, Callable[[Any], Entered]]] = {
+    "acquired": lambda reply: Acquired(int(reply.fence), reply.run.decode(), int(reply.attempt), calls_of(reply)),
+    "ended": _ended,
+    "held": _held,
+    "led": lambda reply: Led(reply.by.decode()),
+    "linger": lambda reply: Linger(reply.ms / 1000, calls_of(reply)),
+    "merge": lambda reply: Merge(reply.by.decode(), reply.copy.decode(), reply.message),
+    "parked": _parked,
+    "surplus": lambda reply: Surplus(reply.why.decode()),
+}

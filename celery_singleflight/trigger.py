@@ -85,8 +85,9 @@ class Trigger:
         is_parked = policy in PARKING and not request.is_eager
         #: Whether its slot may wait for a place for a while.
         self.may_linger = is_parked
+        record = Record(self._lock_key(), str(request.id), self._execution_key())
         self.claim = Claim(
-            record=Record(self._lock_key(), str(request.id), self._execution_key()),
+            record=record,
             owner=owner,
             worker=request.hostname or "",
             run_id=owner,
@@ -104,7 +105,7 @@ class Trigger:
             message=pack_message(request) if options.rescue or is_parked else b"",
             max_deliveries=options.max_deliveries,
             task=task.name,
-            waits=self._waits_as(policy) if is_parked else _KEPT if options.rescue else _NOT_KEPT,
+            waits=self._waits_as(policy, record.lock_key) if is_parked else _KEPT if options.rescue else _NOT_KEPT,
         )
 
     @property
@@ -164,12 +165,12 @@ class Trigger:
         logger.info("%s[%s] %s", self.task.name, self.request.id, why)
         raise Ignore(why)
 
-    def _waits_as(self, policy: str) -> Waits:
+    def _waits_as(self, policy: str, lock_key: LockKey) -> Waits:
         options = self.binding.options
         waits = Waits(keeps=options.rescue, expires=self._expires())
         if policy == "join":
             digest = self.headers.get(header.DIGEST) or arguments_digest(self.args, self.kwargs)
-            return waits._replace(digest=digest if self.lock_key.name == self.task.name else f"{digest} {self.task.name}")
+            return waits._replace(digest=digest if lock_key.name == self.task.name else f"{digest} {self.task.name}")
         if policy == "coalesce":
             delay = self._call_option("coalesce_delay")
             delay = options.coalesce_delay if delay is None else delay

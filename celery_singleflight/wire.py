@@ -106,19 +106,21 @@ def _reply(received: bytes, at: int) -> tuple[Any, int]:
         return None, -len(received) - 1
     kind, text = received[at], received[at + 1 : end]
     at = end + 2
+    if text == b"-1" and kind != ord(":"):
+        return None, at
     if kind == ord("$"):
         end = at + int(text)
         return received[at:end], end + 2 if len(received) >= end + 2 else -end - 2
-    if kind == ord(":"):
-        return int(text), at
+    if kind == ord("*"):
+        return _list(received, at, int(text))
     if kind == ord("-"):
         return ReplyError(text.decode(errors="replace")), at
-    if kind == ord("+"):
-        return text, at
-    if int(text) < 0:
-        return None, at
+    return int(text) if kind == ord(":") else text, at
+
+
+def _list(received: bytes, at: int, length: int) -> tuple[list[Any], int]:
     values: list[Any] = []
-    for _ in range(int(text)):
+    for _ in range(length):
         value, at = _reply(received, at)
         if at < 0:
             break
