@@ -61,10 +61,10 @@ class Custody:
     ) -> Finished | str:
         """Give a trigger an outcome that is none of its lease's.
 
-        Returns `Finished` when that is its outcome now; else the outcome that it has, "unknown" when the store knows nothing of it,
-        or "" when another delivery runs it.
+        Returns `Finished` when that is its outcome now; else the outcome that it has, "unknown" when the store knows nothing
+        of it, or "" when another delivery runs it.
 
-        With an `error` Celery is still to send what follows, others may after `patience` seconds; else it has done so.
+        With an `error` Celery is still to send what follows, and others may do so after `patience` seconds; else it has.
         """
         content_type, content_encoding, body = error or ("", "", b"")
         reply = self._run(

@@ -56,9 +56,7 @@ def run_trigger(
         return answer(trigger, entered)
     if isinstance(entered, Surplus):
         trigger.leave(f"is left to another copy of its message that counts, by its {entered.why}")
-    if isinstance(entered, Parked):
-        park(trigger, entered)
-    requeue(trigger, entered)
+    return park(trigger, entered) if isinstance(entered, Parked) else requeue(trigger, entered)
 
 
 def _enter(trigger: Trigger) -> tuple[Answer, float] | None:
