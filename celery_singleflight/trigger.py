@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from uuid import uuid4
 
 from celery.exceptions import Ignore
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from celery_singleflight.binding import Binding
     from celery_singleflight.claims import Merge
 
-__all__ = ("Trigger", "generation_of", "new_owner")
+__all__ = ("Trigger", "generation_of", "is_without_run", "new_owner", "without_run")
 
 logger = logging.getLogger(__name__)
 
 #: Retries of one trigger that its generations leave room for, between two replacements.
 _RETRIES: Final = 1 << 20
+_WITHOUT_RUN: Final = "_singleflight_without_run"
+_Ending = TypeVar("_Ending", bound=BaseException)
 _KEPT: Final = Waits()
 _NOT_KEPT: Final = Waits(keeps=False)
 _HEADERS: Final = {header.KEY, header.DIGEST, *header.OF_A_WAIT, *(option.header for option in CALL_OPTIONS.values())}
@@ -50,6 +52,17 @@ _ON_HELD: Final[dict[str, OnHeld]] = {
 def new_owner() -> str:
     """Return a new owner token."""
     return uuid4().hex
+
+
+def without_run(ending: _Ending) -> _Ending:
+    """Mark what ends a delivery whose body did not run, or does not count."""
+    setattr(ending, _WITHOUT_RUN, True)
+    return ending
+
+
+def is_without_run(ending: BaseException) -> bool:
+    """Whether it was marked so."""
+    return hasattr(ending, _WITHOUT_RUN)
 
 
 def generation_of(nesting: int | None, retries: int | None) -> int:
@@ -163,7 +176,7 @@ class Trigger:
         Raises `Ignore`.
         """
         logger.info("%s[%s] %s", self.task.name, self.request.id, why)
-        raise Ignore(why)
+        raise without_run(Ignore(why))
 
     def _waits_as(self, policy: str, lock_key: LockKey) -> Waits:
         options = self.binding.options
