@@ -8,7 +8,7 @@ from celery import signals
 
 from celery_singleflight.binding import bindings_of, only_binding
 from celery_singleflight.coordination import coordinations
-from celery_singleflight.lease import note_continuation
+from celery_singleflight.lease import is_holding, note_continuation
 from celery_singleflight.publish import stamp
 from celery_singleflight.task import publishing
 from celery_singleflight.trigger import generation_of
@@ -22,7 +22,9 @@ def stamp_message(sender: str, headers: Any = None, body: Any = None, properties
         task = publishing.get()
         binding = task._binding if task is not None and task.name == sender else only_binding(sender)  # noqa: SLF001
         stamp(sender, binding, headers, body, properties)
-        note_continuation(headers.get("id", ""), generation_of(headers.get("replaced_task_nesting"), headers.get("retries")))
+        if is_holding():
+            generation = generation_of(headers.get("replaced_task_nesting"), headers.get("retries"))
+            note_continuation(headers.get("id", ""), generation)
 
 
 def leave(**_: Any) -> None:
