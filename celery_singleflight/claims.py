@@ -123,8 +123,8 @@ class Claim(NamedTuple):
 class Handout(NamedTuple):
     """The message of a trigger that needs to be published again, as a copy made from `copy`.
 
-    `outcome` is empty when its run died, or when it waits: then `first_ms` is since when, in store time. `times` counts how
-    often it has been handed out since it entered.
+    `outcome` is empty when its run died, or when it waits: then `first_ms` is since when, in store time, and `linger` for how
+    many seconds it may wait in its slot before it asks. `times` counts how often it has been handed out since it entered.
     """
 
     message: bytes
@@ -132,6 +132,7 @@ class Handout(NamedTuple):
     outcome: str = ""
     times: int = 1
     first_ms: str = ""
+    linger: float = 0.0
 
 
 class Acquired(NamedTuple):

@@ -37,6 +37,8 @@ def enter(trigger: Trigger) -> tuple[Answer, float]:
     Raises `StoreUnavailable`, and what `Store.enter` raises beside.
     """
     store = trigger.binding.coordination.store
+    if trigger.may_linger and trigger.called_ahead and free_slots() > 0:
+        _linger(store, trigger, time.monotonic() + min(trigger.called_ahead, _LONGEST_LINGER))
     pauses = iter(_FOR_PREDECESSOR)
     give_up_at = time.monotonic() + _LONGEST_LINGER
     while True:

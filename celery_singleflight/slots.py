@@ -6,7 +6,7 @@ import mmap
 import struct
 from typing import Any, Final
 
-__all__ = ("count_slots", "free_slots", "share_slots")
+__all__ = ("count_slots", "free_slots", "recount_slots", "share_slots")
 
 _COUNT: Final = struct.Struct("i")
 
@@ -29,18 +29,21 @@ def share_slots(worker: Any) -> None:
 
 
 def count_slots(active: int) -> None:
-    """Note how many slots are free, when a trigger goes to the pool beside so many `active` ones.
-
-    A slot that becomes free later is not noted until then.
-    """
+    """Note how many slots are free, when a trigger goes to the pool beside so many `active` ones."""
     worker, shared = _slots.worker, _slots.shared
-    if worker is None or shared is None:
-        return
-    semaphore = getattr(worker, "semaphore", None)
-    free = semaphore.value if semaphore is not None else worker.concurrency - active - 1
-    _COUNT.pack_into(shared, 0, max(free, 0))
+    if worker is not None and shared is not None and not recount_slots():
+        _COUNT.pack_into(shared, 0, max(worker.concurrency - active - 1, 0))
+
+
+def recount_slots() -> bool:
+    """Note how many slots are free, at each turn of the worker's event loop; returns whether it has one that counts them."""
+    semaphore, shared = getattr(_slots.worker, "semaphore", None), _slots.shared
+    if semaphore is None or shared is None:
+        return False
+    _COUNT.pack_into(shared, 0, max(semaphore.value, 0))
+    return True
 
 
 def free_slots() -> int:
-    """Return how many slots were free when the last trigger went to the pool; 0 when that is not known."""
+    """Return how many slots are free, as far as the main process has noted; 0 when that is not known."""
     return int(_COUNT.unpack_from(_slots.shared, 0)[0]) if _slots.shared is not None else 0

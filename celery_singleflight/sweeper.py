@@ -25,6 +25,7 @@ from celery_singleflight.errors import ScriptError, SingleflightError
 from celery_singleflight.handoff import hand_on
 from celery_singleflight.keys import LockKey
 from celery_singleflight.message import publish_again
+from celery_singleflight.slots import recount_slots
 from celery_singleflight.trigger import new_owner
 
 if TYPE_CHECKING:
@@ -159,6 +160,8 @@ class SweeperStep(StartStopStep):  # type: ignore[misc]
             warn_of_risks(coordination(consumer.app).client)
             self._has_warned = True
         self._entry = consumer.timer.call_after(_INTERVAL, self._tick, (consumer,))
+        if consumer.hub is not None:
+            consumer.hub.on_tick.add(recount_slots)
 
     def stop(self, consumer: Any) -> None:
         """Look no more."""

@@ -147,6 +147,12 @@ class Trigger:
         """The generation of the message that replaces this one under the same id."""
         return (self.claim.generation // _RETRIES + 1) * _RETRIES
 
+    @property
+    def called_ahead(self) -> float:
+        """For how many seconds it may wait in its slot, because it was called ahead of its turn."""
+        linger = self.headers.get(header.LINGER, 0.0)
+        return linger if isinstance(linger, int | float) else 0.0
+
     def waiting(self, *, linger: float) -> Claim:
         """Return the claim, by which its slot may wait for so many seconds."""
         return self.claim._replace(waits=self.claim.waits._replace(linger=linger)) if linger else self.claim

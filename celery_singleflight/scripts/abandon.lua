@@ -22,8 +22,8 @@
 --                     message is the broker's from now on
 -- ARGV[8] died        "1" when the run died with its process
 --
--- Returns {"abandoned", calls}  nothing is held by this owner any more; calls are the messages of those who are next, to be
---         published now: lists of trigger, copy, first_ms, message
+-- Returns {"abandoned", calls}  nothing is held by this owner any more; calls are the messages of those who are next,
+--         to be published now: see shared/waiting.lua
 
 if hold_ms ~= '' then
   leave_place(owner, hold_ms)

@@ -13,8 +13,7 @@
 -- KEYS[8] due         sorted set: trigger -> store time in ms at which the sweeper looks at it
 -- ARGV[1] lock_key    text of the lock key
 --
--- Returns {"attended", calls}  calls are the messages of those who are next, to be published now: lists of trigger, copy,
---         first_ms, message
+-- Returns {"attended", calls}  calls are the messages of those who are next, to be published now: see shared/waiting.lua
 
 local calls = {}
 -- Before anything can go wrong: a lock key that cannot be read must not come first for ever.

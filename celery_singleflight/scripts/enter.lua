@@ -54,7 +54,7 @@
 --      or {"ended", outcome, settled, reason, content_type, content_encoding, body, calls}  the trigger is over: this is how
 --      or {"surplus", why}  another copy of the trigger's message is the one that counts
 --      or {"reused", by_task}  the explicit execution key belongs to that other task
--- where calls are the messages of those who are next, to be published now: lists of trigger, copy, first_ms, message.
+-- where calls are the messages of those who are next, to be published now: see shared/waiting.lua.
 
 local holder, until_ms, since_ms, token, run_id, attempts, runs, on, runs_generation, done, newest, counts, settled, by,
   ended_ms, died, by_task, has_run, group = unpack(

@@ -28,7 +28,7 @@
 -- ARGV[13] remember_ms      how long the trigger itself is remembered at least
 --
 -- Returns {"finished", calls}  recorded, also when asked again with the same owner token; calls are the messages of those who
---         are next, to be published now: lists of trigger, copy, first_ms, message
+--         are next, to be published now: see shared/waiting.lua
 --      or {"refused", owner, outcome}  somebody else owns the record or the lock key now; nothing is changed
 
 local separate = execution ~= trigger

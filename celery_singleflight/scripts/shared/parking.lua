@@ -153,7 +153,7 @@ local function park(who, is_unripe)
   local hold, other = tonumber(redis.call('HGET', pace, 'hold_ms')), lingerer()
   local may_linger = hold and hold <= SHORT_MS and not is_unripe and (is_called or redis.call('ZRANK', line, member) == 0)
   if linger_ms ~= '' and may_linger and (not other or other == member) then
-    local ms = math.min(tonumber(linger_ms), math.floor(hold * 4) + 50)
+    local ms = math.min(tonumber(linger_ms), longest_linger(hold))
     if not other then
       redis.call('DEL', baton)
     end
@@ -164,7 +164,7 @@ local function park(who, is_unripe)
   end
   if is_called and may_linger and linger_ms == '' then
     -- It was called in time, and there was no slot to wait in.
-    redis.call('HSET', pace, 'no_slot_until', text(now + 1000))
+    redis.call('HSET', pace, 'no_slot_until', text(now + 200))
   end
   redis.call('ZREM', called, member)
   if other == member then

@@ -1,7 +1,7 @@
 -- Those who wait for a lock key. Needs `time` and `holders`, and the keys
 --   pace       hash: hold_ms, the recent hold time; limit, how many may hold; ticket, the last one given; lingers and
---              lingers_until, who waits in its slot; no_slot_until, since no slot was
---              free for it; gathers, the waiting trigger that others are coalesced into, since_ms and
+--              lingers_until, who waits in its slot or is called to; no_slot_until,
+--              since no slot was free for it; gathers, the waiting trigger that others are coalesced into, since_ms and
 --              ripe_ms of its delay; replaces, the waiting trigger that has asked the holder to stop, whose fencing token is
 --              stop, and stop_by its task id; join:<digest>, who waits with that payload; ended:<group>, whose outcome is that
 --              of the group
@@ -53,10 +53,11 @@ local function forget_waiter(member)
   redis.call('HDEL', parked, member)
 end
 
--- Add to `calls` the message of a waiting trigger, to be published by whoever has called the script.
-local function hand_out(calls, member, about, message)
+-- Add to `calls` the message of a waiting trigger, to be published by whoever has called the script: a list of the trigger, its
+-- copy, since when it waits, the message, and for how many ms it may linger before it asks when it is called ahead of its turn.
+local function hand_out(calls, member, about, message, linger_ms)
   redis.call('ZADD', due, 'LT', text(now + AGAIN_MS), member)
-  calls[#calls + 1] = {member, about.copy, about.first, message}
+  calls[#calls + 1] = {member, about.copy, about.first, message, linger_ms or 0}
 end
 
 local function look_at(ms)
@@ -66,6 +67,11 @@ end
 local function lingerer()
   local member, until_ms = unpack(redis.call('HMGET', pace, 'lingers', 'lingers_until'))
   return member and tonumber(until_ms) > now and member
+end
+
+-- For how many ms a slot may wait, where runs are so short.
+local function longest_linger(hold)
+  return math.floor(hold * 4) + 50
 end
 
 -- Call those who are next: as many as there are places, and so many more where runs are short, to be there in time.
@@ -91,7 +97,8 @@ local function call_next(calls, ahead)
     redis.call('PEXPIRE', baton, '2000')
   end
   local valid, all = redis.call('ZCOUNT', called, '(' .. text(now), '+inf'), redis.call('ZCARD', called)
-  local want = math.min(math.max(limit - live, 0) + ahead - valid, limit + MOST_CALLED - all, 20)
+  local free = math.max(limit - live, 0)
+  local want = math.min(free + ahead - valid, limit + MOST_CALLED - all, 20)
   local next_look = nil
   if want > 0 and all < waiting then
     for _, member in ipairs(redis.call('ZRANGE', line, 0, all + want)) do
@@ -103,7 +110,10 @@ local function call_next(calls, ahead)
           if about then
             redis.call('ZADD', called, text(now + RESERVED_MS), member)
             want, valid = want - 1, valid + 1
-            if member ~= lingers then
+            if valid > free then
+              redis.call('HSET', pace, 'lingers', member, 'lingers_until', text(now + RESERVED_MS))
+              hand_out(calls, member, about, message, longest_linger(hold))
+            elseif member ~= lingers then
               hand_out(calls, member, about, message)
             end
           else
