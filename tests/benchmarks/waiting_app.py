@@ -144,6 +144,6 @@ def _note_deliveries() -> None:
 
 if "WAITING_POLICY" in os.environ:
     _note_deliveries()
-    if os.environ["WAITING_POLICY"] in POLICIES:
+    if os.environ["WAITING_POLICY"] not in HAND_WRITTEN:
         _note_arrivals()
     app = make_app(json.loads(os.environ["CELERY_TEST_CONFIG"]), os.environ["WAITING_POLICY"])

@@ -46,22 +46,25 @@ class Place:
         self.notes = Notes(self._directory)
         self._queue = f"waiting-{uuid4().hex[:8]}"
         try:
-            store = self.server = self._serve()
-            other = self._serve() if store_apart else store
+            self._prepare(store_apart=store_apart, more=settings)
         except BaseException:
             self.end()
             raise
+
+    def _prepare(self, *, store_apart: bool, more: dict[str, object]) -> None:
+        store = self.server = self._serve()
+        other = self._serve() if store_apart else store
         self._settings = {
-            "broker_url": RABBITMQ if broker == "rabbitmq" else f"{other.url}/0",
+            "broker_url": RABBITMQ if self.broker == "rabbitmq" else f"{other.url}/0",
             "result_backend": f"{other.url}/1",
             "singleflight_url": f"{store.url}/2",
             "task_default_queue": self._queue,
             "broker_connection_retry_on_startup": True,
-            **settings,
+            **more,
         }
         self.store = redis.Redis.from_url(f"{store.url}/2")
         # A publisher that waits for results subscribes to each, which costs far more than what is published.
-        self.app = make_app({**self._settings, "result_backend": "disabled"}, policy)
+        self.app = make_app({**self._settings, "result_backend": "disabled"}, self.policy)
         self._connection = self.app.connection_for_write()
         self._producer = self.app.amqp.Producer(self._connection)
 
