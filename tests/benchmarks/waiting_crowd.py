@@ -82,12 +82,19 @@ def held_still(place: Place, waiters: int, seconds: float, *, concurrency: int) 
         return HeldStill(arrived, notes.refresh().count("received") - before, time.monotonic() - began)
 
 
-class Crowd(NamedTuple):
-    """Triggers that waited and were then drained. Memory is the resident one of all of the worker's processes, in MiB."""
+class Memory(NamedTuple):
+    """Resident memory in MiB: of all of the worker's processes, and of its main process among them."""
 
-    before: float
-    with_some: float
-    with_all: float
+    worker: float
+    main: float
+
+
+class Crowd(NamedTuple):
+    """Triggers that waited and were then drained, and the worker's memory before, with some and with all of them waiting."""
+
+    before: Memory
+    with_some: Memory
+    with_all: Memory
     drained: Drained
 
 
@@ -109,8 +116,9 @@ def crowd(place: Place, some: int, waiters: int, seconds: float, *, concurrency:
     return Crowd(*memory, judged(place, waiters, seconds, server))
 
 
-def _memory(place: Place) -> float:
-    return sum(process.memory_info().rss for process in place.processes()) / 2**20
+def _memory(place: Place) -> Memory:
+    main, *pool = (process.memory_info().rss / 2**20 for process in place.processes())
+    return Memory(main + sum(pool), main)
 
 
 class Killed(NamedTuple):

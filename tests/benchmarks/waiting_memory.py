@@ -78,4 +78,6 @@ def _drained(place: Place, count: int, per_key: float, per_waiter: float, waitin
 
 
 def _used(place: Place) -> int:
-    return int(place.store.info("memory")["used_memory"])
+    """The server's memory without what it has for its connections, which comes and goes."""
+    memory = place.store.info("memory")
+    return int(memory["used_memory"]) - int(memory["mem_clients_normal"])

@@ -51,7 +51,7 @@ _LABELS = {
     "deliveries": "deliveries each",
     "attempts": "attempts each, in the pool",
     "script_calls": "script calls each",
-    "commands": "commands of the server each",
+    "commands": "commands each, those of scripts included",
     "main_cpu": "CPU of the main process each, ms",
     "children_cpu": "CPU of the pool each, ms",
 }
@@ -175,10 +175,13 @@ def _crowd(run: Run) -> None:
         found = crowd(where, some, count, 0.001, concurrency=run.concurrency)
     run.title(f"{count} that wait on one key, then drained at 1 ms")
     bound = _MOST_MEMORY if run.policy == "queue" else ""
-    run.report.line("memory of the worker before, MiB", [found.before])
-    run.report.line(f"memory with {some} waiting / before", [found.with_some / found.before], bound)
-    run.report.line(f"memory with {count} waiting / before", [found.with_all / found.before], bound)
-    run.report.line(f"memory with {count} / with {some}", [found.with_all / found.with_some], bound)
+    for whose in ("worker", "main"):  # the whole worker, and its main process alone
+        before, with_some, with_all = (getattr(memory, whose) for memory in found[:3])
+        asked = bound if whose == "worker" else ""
+        run.report.line(f"{whose}, memory before, MiB", [before])
+        run.report.line(f"{whose}, memory with {some} waiting / before", [with_some / before], asked)
+        run.report.line(f"{whose}, memory with {count} waiting / before", [with_all / before], asked)
+        run.report.line(f"{whose}, memory with {count} waiting / with {some}", [with_all / with_some], asked)
     _report_one(run, found.drained, _CROWD.get(run.policy, _NONE))
 
 
