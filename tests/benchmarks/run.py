@@ -91,21 +91,21 @@ class Report:
         self.measured[name] = list(values)
         found = estimate(values)
         if bound:
-            bound = f"   wanted {bound}: {_answer(_within(found.median, bound))}"
+            bound = f"   wanted {bound}: {answer(within(found.median, bound))}"
         self.say(f"  {name:48}{found}{bound}")
 
     def fact(self, name: str, value: float, wanted: float | None = None) -> None:
         """Print what does not depend on time, so that another value than the wanted one is an error."""
         self.measured[name] = value
         self.broken |= wanted not in (None, value)
-        self.say(f"  {name:48}{value:8.3g}" + ("" if wanted is None else f"   wanted {wanted:g}: {_answer(value == wanted)}"))
+        self.say(f"  {name:48}{value:8.3g}" + ("" if wanted is None else f"   wanted {wanted:g}: {answer(value == wanted)}"))
 
 
-def _answer(kept: bool) -> str:
+def answer(kept: bool) -> str:
     return "yes" if kept else "NO"
 
 
-def _within(value: float, bound: str) -> bool:
+def within(value: float, bound: str) -> bool:
     sign, _, limit = bound.partition(" ")
     return value >= float(limit) if sign == ">=" else value <= float(limit)
 
