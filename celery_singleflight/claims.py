@@ -171,8 +171,8 @@ class Held(NamedTuple):
 class Parked(NamedTuple):
     """The store has the trigger's message, and it will be called. Durations in seconds.
 
-    `how` is "line", with its `place` in it; "group" when it gets the outcome of the run in the way; or "again" when it had been
-    parked before.
+    `how` is "line", with its `place` in it and the `ticket` by which it has that; "group" when it gets the outcome of the run
+    in the way; or "again" when it had been parked before.
     """
 
     how: str
@@ -181,6 +181,7 @@ class Parked(NamedTuple):
     age: float
     remaining: float
     place: int
+    ticket: int
     calls: Sequence[Handout] = ()
 
 
@@ -188,6 +189,7 @@ class Linger(NamedTuple):
     """The trigger is parked, and is the one that may wait in its slot, for so many seconds, before it asks again."""
 
     seconds: float
+    ticket: int
     calls: Sequence[Handout] = ()
 
 

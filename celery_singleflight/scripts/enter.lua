@@ -46,9 +46,9 @@
 --      or {"held", what, holder, age_ms, remaining_ms, hold_ms, turn_ms, now_ms, first_ms}  what is "lock"; "execution",
 --         the same under another lock key; "own", another delivery runs this trigger or has just ended it; "predecessor",
 --         the run that has sent this retry is about to end
---      or {"parked", how, holder, age_ms, remaining_ms, place, calls}  the store has its message, and it will be called; how is
---         "line" or "group"; "again" when it had been parked before
---      or {"linger", ms, calls}  it is parked, and may wait so long for the baton before it asks again
+--      or {"parked", how, holder, age_ms, remaining_ms, place, ticket, calls}  the store has its message, and it will be called;
+--         how is "line" or "group"; "again" when it had been parked before
+--      or {"linger", ms, ticket, calls}  it is parked, and may wait so long for the baton before it asks again
 --      or {"led", by}  it gets the outcome of that trigger, as `due` names it
 --      or {"merge", by, copy, message}  this one waits, and its arguments are to be merged into the message
 --      or {"ended", outcome, settled, reason, content_type, content_encoding, body, calls}  the trigger is over: this is how

@@ -118,6 +118,10 @@ local function give_ticket(score)
   redis.call('ZADD', line, text(score), member)
 end
 
+local function ticket_of(other)
+  return text(tonumber(redis.call('ZSCORE', line, other) or 0))
+end
+
 -- Return the group of those who get the outcome of a waiting trigger.
 local function group_of(other)
   local its, its_message = waiter(other)
@@ -133,7 +137,7 @@ local function parked_reply(how, who)
   call_next(calls, 0)
   local since, task, at, ends = unpack(who)
   return {'parked', how, cjson.encode({task, at}), math.max(now - since, 0), math.max(ends - now, 0),
-          redis.call('ZRANK', line, member) or 0, calls}
+          redis.call('ZRANK', line, member) or 0, ticket_of(member), calls}
 end
 
 local function follow(group, who)
@@ -160,7 +164,7 @@ local function park(who, is_unripe)
     redis.call('HSET', pace, 'lingers', member, 'lingers_until', text(now + ms))
     redis.call('ZADD', called, text(now + ms + RESERVED_MS), member)
     call_next(calls, 0)
-    return {'linger', ms, calls}
+    return {'linger', ms, ticket_of(member), calls}
   end
   if is_called and may_linger and linger_ms == '' then
     -- It was called in time, and there was no slot to wait in.
