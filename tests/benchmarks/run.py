@@ -138,7 +138,8 @@ def _workers(report: Report, bench: WorkerBench, pairs: int) -> None:
             report.line(f"{variant}, {place}", [getattr(drain, f"{place}_cpu") for drain in by[variant]])
 
     report.title("Script calls")
-    scripts = {load(file.name[:-4]).sha: file.name[:-4] for file in (files("celery_singleflight") / "scripts").iterdir()}
+    found = [file.name for file in (files("celery_singleflight") / "scripts").iterdir()]
+    scripts = {load(name[:-4]).sha: name[:-4] for name in found if name.endswith(".lua")}
     calls, drained = bench.calls_by_script(scripts)
     report.fact("enter, per run", calls["enter"] / drained.tasks, 1)
     report.fact("finish, per run", calls["finish"] / drained.tasks, 1)

@@ -262,9 +262,7 @@ def message_by_recall(desk):
 
 
 def gone_by_recall(desk):
-    parked_by_enter(desk)
-    desk.client.delete(desk.store.keys.lock(LOCK).parked)
-    desk.rescue(waiting(desk))
+    desk.store._recall(desk.claim().record)
 
 
 def attended(desk):

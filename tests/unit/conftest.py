@@ -107,7 +107,7 @@ class Place:
         """Give the lease of that key to somebody else, as if its holder had been away for longer than its lease."""
         names = self.store.keys.lock(key)
         self.client.delete(names.lease)
-        self.client.hset(names.lease, "somebody else", "9999999999999\n1000000000000\n1\nsomewhere\nelse")
+        self.client.hset(names.lease, "somebody else", "9999999999999\n1000000000000\n1\nsomewhere\n\n\nelse")
         self.client.incrby(names.fence, 1_000_000)
 
 
@@ -156,6 +156,6 @@ class Clock:
 def clock(monkeypatch):
     """Stands in for `time` in the modules that count the life of a lease."""
     clock = Clock()
-    for module in ("direct", "ending", "heartbeat", "lease", "run", "settling"):
+    for module in ("direct", "ending", "entering", "heartbeat", "lease", "settling"):
         monkeypatch.setattr(f"celery_singleflight.{module}.time", clock)
     return clock
