@@ -15,7 +15,7 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_singleflight import commands, findings, lock
-from celery_singleflight.claims import Acquired, Claim, Encoded, Ended, Held, Outcome, Record
+from celery_singleflight.claims import Acquired, Claim, Encoded, Ended, Finished, Held, Outcome, Record
 from celery_singleflight.findings import Turns
 from celery_singleflight.inspection import _RELEASE, inspecting
 from celery_singleflight.keys import LockKey
@@ -57,13 +57,16 @@ class Desk:
         )
 
     def finish(self, claim, token, outcome=Outcome.SUCCEEDED, reason="[]", body=b"secret", hold=0.0):
+        """Return who has taken over, or None when it is recorded."""
         value = Encoded("application/json", "utf-8", body)
         lease = self.lease(claim, token)
-        return self.store.finish(lease, claim.record, outcome, value, reason=reason, keep=600.0, hold=hold)
+        answer = self.store.finish(lease, claim.record, outcome, value, reason=reason, keep=600.0, hold=hold)
+        return None if answer == Finished([]) else answer
 
     def renew(self, claim, token):
-        (why,) = self.store.renew([(self.lease(claim, token), claim.record, claim.ttl)])
-        return why
+        (renewal,) = self.store.renew([(self.lease(claim, token), claim.record, claim.ttl)])
+        assert not renewal.stop_by
+        return renewal.lost
 
     def expire(self, claim, ago=1000):
         """Let the lease have ended a second ago."""
@@ -519,6 +522,7 @@ def run_script(desk, claim, token, force):
     names = desk.store.names(claim.record)
     named = {name: names[name] for name in _RELEASE.keys}
     named |= {"token": token, "task_id": claim.record.task_id, "member": claim.record.member, "force": force}
+    named["lock_key"] = claim.record.lock_key.text
     return desk.store._run(_RELEASE, named)
 
 
