@@ -20,6 +20,7 @@ from celery_singleflight.findings import Turns
 from celery_singleflight.inspection import _RELEASE, inspecting
 from celery_singleflight.keys import LockKey
 from celery_singleflight.lease import Lease
+from celery_singleflight.store import Renewal
 
 LOCK = LockKey.of("billing", ["acct_1"])
 OTHER = LockKey.of("billing", ["acct_2"])
@@ -505,7 +506,7 @@ def test_a_holder_without_a_message_in_the_store_is_released_with_a_warning(desk
 def test_a_lock_of_a_script_can_be_taken_away(desk):
     with lock(desk.app, "billing", "acct_1") as lease:
         assert release(desk, lease.fencing_token, "--force").exit_code == 0
-        assert desk.store.renew([(lease, Record(LOCK, lease.owner, None), 5.0)]) == ["taken"]
+        assert desk.store.renew([(lease, Record(LOCK, lease.owner, None), 5.0)]) == [Renewal(lost="taken", stop_by="")]
         desk.hold()
 
 
