@@ -196,10 +196,9 @@ class Contract:
         return trigger is not None and trigger.generation >= 0 and delivery.generation > trigger.generation
 
     def granted(self, delivery: Delivery, token: int, run_id: str, attempt: int) -> None:
-        """Take note of a new lease. Where every place of its lock key was taken, it clears away the expired ones."""
+        """Take note of a new lease. It clears away the expired ones of its lock key."""
         lock = self.lock(delivery.lock)
-        if len(lock.owners) >= self.limit:
-            lock.owners = dict.fromkeys(lock.live, True)
+        lock.owners = dict.fromkeys(lock.live, True)
         lock.owners[delivery.owner] = True
         lock.last_token = token
         died = self._deaths(delivery, self.executions.get(delivery.execution, Execution()))
@@ -291,13 +290,13 @@ class Contract:
             trigger.generation, trigger.copy, trigger.died, trigger.left_by = generation, None, 0, None
 
     def conclude(self, delivery: Delivery, outcome: str, *, releases: bool, error: bytes | None) -> bool:
-        """Return whether the trigger has this outcome from this owner. Without an error all that follows has been sent."""
+        """Return whether the trigger has this outcome from this owner, or at all. Without an error all that follows was sent."""
         if releases:
             self.lock(delivery.lock).owners.pop(delivery.owner, None)
         trigger = self.triggers.get(delivery.task_id)
         if releases and (trigger is None or trigger.outcome is None or trigger.concluded_by == delivery.owner):
             self._free_execution(delivery)
-        if trigger and trigger.concluded_by == delivery.owner:
+        if trigger and (trigger.concluded_by == delivery.owner or (trigger.outcome == outcome and error is None)):
             if error is None:
                 trigger.settle()
             return True
@@ -344,7 +343,7 @@ class Contract:
         return True
 
     def rescue(self, task_id: str, execution: str) -> tuple[object, ...]:
-        """Return what the sweeper is told: nothing, or the message, the copy to go on from, the outcome and the count."""
+        """Return what the sweeper is told: nothing, or the message, the copy to go on from, the outcome, the count and since when it waits."""
         trigger = self.triggers.get(task_id)
         if trigger is None or trigger.message is None or trigger.is_settled:
             if trigger:
@@ -354,7 +353,7 @@ class Contract:
         if not trigger.is_old if trigger.outcome else run.owner and run.is_live and run.task_id == task_id:
             return ()
         trigger.handouts += 1
-        return (trigger.message, trigger.copy or "", trigger.outcome or "", trigger.handouts)
+        return (trigger.message, trigger.copy or "", trigger.outcome or "", trigger.handouts, "")
 
     def age(self, task_id: str) -> None:
         """The trigger ended long ago."""
