@@ -290,7 +290,10 @@ class Contract:
             trigger.generation, trigger.copy, trigger.died, trigger.left_by = generation, None, 0, None
 
     def conclude(self, delivery: Delivery, outcome: str, *, releases: bool, error: bytes | None) -> bool:
-        """Return whether the trigger has this outcome from this owner, or at all. Without an error all that follows was sent."""
+        """Return whether the trigger has this outcome now.
+
+        Without an error all that follows has been sent, and it may have the outcome from another owner too.
+        """
         if releases:
             self.lock(delivery.lock).owners.pop(delivery.owner, None)
         trigger = self.triggers.get(delivery.task_id)
@@ -343,7 +346,10 @@ class Contract:
         return True
 
     def rescue(self, task_id: str, execution: str) -> tuple[object, ...]:
-        """Return what the sweeper is told: nothing, or the message, the copy to go on from, the outcome, the count and since when it waits."""
+        """Return what the sweeper is told: nothing, or the message, the copy to go on from, the outcome and the count.
+
+        The last is empty: none of these triggers waits in the store.
+        """
         trigger = self.triggers.get(task_id)
         if trigger is None or trigger.message is None or trigger.is_settled:
             if trigger:

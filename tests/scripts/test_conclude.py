@@ -21,8 +21,8 @@ def ask(desk, claim, outcome="failed"):
     names = desk.store.names(claim.record)
     named = {name: names[name] for name in CONCLUDE.keys}
     values = {"owner": claim.owner, "task_id": claim.record.task_id, "outcome": outcome, "reason": '["why"]'}
-    values |= {"lock_key": claim.record.lock_key.text, "keep_ms": 600_000, "release": 1, "member": claim.record.member, "patience_ms": ""}
-    values |= {"content_type": "", "content_encoding": "", "body": b""}
+    values |= {"keep_ms": 600_000, "release": 1, "member": claim.record.member, "patience_ms": ""}
+    values |= {"lock_key": claim.record.lock_key.text, "content_type": "", "content_encoding": "", "body": b""}
     return CONCLUDE.reply(desk.connections.run(CONCLUDE, len(CONCLUDE.keys), CONCLUDE.arguments({**named, **values})))
 
 

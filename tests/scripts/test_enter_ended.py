@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from desk import OTHER_LOCK
 
-from celery_singleflight.claims import Acquired, Encoded, Ended, Held, Outcome, Surplus
+from celery_singleflight.claims import Encoded, Ended, Held, Outcome, Surplus
 from celery_singleflight.errors import ExecutionKeyReused
 
 BODIES = pytest.mark.parametrize(
