@@ -1,4 +1,4 @@
-"""The app of the tests of waiting: the tasks of `protected_app`, and some for each policy under which triggers wait in the store."""
+"""The app of the tests of waiting: the tasks of `protected_app`, and some for each policy that parks."""
 
 from __future__ import annotations
 
