@@ -35,10 +35,12 @@ def leave(**_: Any) -> None:
 
 def equip_worker(sender: Any, **_: Any) -> None:
     """Give a worker that starts its sweeper, a count of its slots, and its tasks the hard time limit of its command line."""
+    from celery.worker import state  # noqa: PLC0415, as below
+
     from celery_singleflight.slots import share_slots  # noqa: PLC0415, publishers never import the worker
     from celery_singleflight.sweeper import SweeperStep  # noqa: PLC0415
 
-    share_slots(sender)
+    share_slots(sender, state.active_requests)
     sender.app.steps["consumer"].add(SweeperStep)
     for binding in bindings_of(sender.app):
         binding.time_limit = sender.time_limit or binding.time_limit

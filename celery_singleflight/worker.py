@@ -53,7 +53,7 @@ class _OwnerPerDelivery:
         if give is not None:
 
             def execute_using_pool(self: Any, pool: Any, **how: Any) -> Any:
-                count_slots(len(state.active_requests))
+                count_slots()
                 return give(self, pool, **how)
 
             cls.execute_using_pool = execute_using_pool  # type: ignore[attr-defined]

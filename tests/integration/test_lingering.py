@@ -47,7 +47,9 @@ def test_one_of_a_key_lingers_and_only_beside_a_free_slot(start, key):
         assert seen, "somebody has lingered"
         assert all(begin["free"] >= 1 for begin, _ in seen)
         for (first, end), (second, _) in pairwise(seen):
-            assert min(end["at"], first["at"] + first["left"]) <= second["at"], "one at a time"
+            if second["at"] < min(end["at"], first["at"] + first["left"]):
+                next_run = next(row for row in place.ledger.runs(each) if row["at"] > second["at"])
+                assert next_run["task_id"] == first["task_id"], "one at a time, beside one whose place is free"
 
 
 def test_an_unrelated_task_starts_at_once_beside_a_contended_key(start, key):
@@ -65,6 +67,18 @@ def test_an_unrelated_task_starts_at_once_beside_a_contended_key(start, key):
     assert len(place.ledger.read(key, "end")) < len(results), "the line was there all the time"
     assert get_all(results) == list(range(80))
     assert values(place, key) == list(range(80))
+
+
+@pytest.mark.parametrize(("pool", "concurrency"), [("solo", 4), ("threads", 2), ("threads", 4)])
+def test_in_this_pool_nobody_lingers_in_the_last_slot(start, key, pool, concurrency):
+    place = start(workers=1, pool=pool, concurrency=concurrency)
+    with held(place, key):
+        results = park_all(place, key, short_runs(place, key, 30))
+    assert get_all(results) == list(range(30))
+    assert values(place, key) == list(range(30))
+    seen = lingerings(place, key)
+    assert bool(seen) == (concurrency > 2 and pool == "threads")
+    assert all(begin["free"] >= 1 for begin, _ in seen)
 
 
 def test_tasks_that_need_the_slot_end_the_lingering(start, key):

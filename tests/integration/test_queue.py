@@ -64,11 +64,11 @@ def assert_all_ran_in_order(place, key, results):
 
 
 def assert_few_deliveries(place, key, results):
-    """Where runs are short the next are called ahead of time: once a second that is tried where there is no slot to wait in."""
+    """Where runs are short the next are called ahead of time, which may be in vain five times a second: there is no slot."""
     runs = place.ledger.runs(key)
     counts = [deliveries(place, result) for result in results]
     assert max(counts) <= 3
-    assert sum(counts) <= 2 * len(results) + 2 + 2 * (runs[-1]["at"] - runs[0]["at"])
+    assert sum(counts) <= 2 * len(results) + 2 + 10 * (runs[-1]["at"] - runs[0]["at"])
 
 
 def test_those_who_wait_run_in_order_of_arrival(place, key):
