@@ -53,5 +53,5 @@ def free_slots() -> int:
     pool = getattr(_slots.worker, "pool", None)
     if pool is not None and not pool.uses_semaphore:
         # Its slots are in this process: threads, or the one of solo. Nobody takes the semaphore for them.
-        return max(pool.num_processes - len(_slots.active), 0)
+        return max(int(pool.num_processes) - len(_slots.active), 0)
     return int(_COUNT.unpack_from(_slots.shared, 0)[0]) if _slots.shared is not None else 0

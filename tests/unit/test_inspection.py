@@ -14,7 +14,7 @@ from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
-from celery_singleflight import commands, findings, lock
+from celery_singleflight import commands, findings, lock, showing
 from celery_singleflight.claims import Acquired, Claim, Encoded, Ended, Finished, Held, Outcome, Record
 from celery_singleflight.findings import Turns
 from celery_singleflight.inspection import _RELEASE, inspecting
@@ -100,7 +100,7 @@ class Desk:
 def answers(monkeypatch):
     """What workers say when they are asked: which triggers they run."""
     answers = {}
-    monkeypatch.setattr("celery_singleflight.inspection._ask_workers", lambda app, workers: answers)
+    monkeypatch.setattr("celery_singleflight.inspection.ask_workers", lambda app, workers: answers)
     return answers
 
 
@@ -140,6 +140,7 @@ def test_a_held_key_is_listed_with_its_holder_token_and_time_left(desk):
         "AGE": "0.0 s",
         "LEFT": row["LEFT"],
         "LEASE": "live",
+        "IN LINE": "0",
         "TURNS": "-",
     }
     assert 29 < float(row["LEFT"].removesuffix(" s")) <= 30
@@ -560,7 +561,7 @@ def test_with_rich_the_same_cells_are_shown_in_full(desk, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     desk.hold()
     with inspecting(desk.app) as inspection:
-        commands._show_locks(inspection.locks(limit=10), commands._Paper(is_rich=True))
+        showing.show_locks(inspection.locks(limit=10), showing.Paper(is_rich=True))
     printed = capsys.readouterr().out
     assert "LOCK" in printed
     assert " t1 " in printed
@@ -583,7 +584,7 @@ def test_rich_is_for_terminals_and_those_who_want_colour(monkeypatch, is_termina
     [(None, "-"), (0.04, "0.0 s"), (99.9, "99.9 s"), (-3.21, "-3.2 s"), (100, "1 min 40 s"), (-7322, "-2 h 2 min")],
 )
 def test_durations_are_short(seconds, text):
-    assert commands._seconds(seconds) == text
+    assert showing._seconds(seconds) == text
 
 
 @pytest.mark.parametrize(
