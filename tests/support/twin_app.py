@@ -1,4 +1,7 @@
-"""Every task twice: `plain.<name>` and `protected.<name>`, with one body and the same acknowledgements.
+"""Every task in several kinds, as `<kind>.<name>`, with one body and the same acknowledgements.
+
+`plain` is Celery's own, `protected` locks on all arguments, and one kind for each contention policy locks on the task as a
+whole, so that a test can hold its key beforehand.
 
 Annotations are not postponed: before 5.7 Celery finds pydantic models in them only as they are.
 """
@@ -11,9 +14,11 @@ from typing import Any
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from ledger import Ledger
+from matrix_axes import POLICIES
 from pydantic import BaseModel
+from twin_request import facts_of
 
-from celery_singleflight import SingleflightTask
+from celery_singleflight import SingleflightTask, signals
 
 
 class Order(BaseModel):
@@ -22,13 +27,15 @@ class Order(BaseModel):
 
 
 class Hooks:
-    """Notes each of Celery's hooks that is called for a task."""
+    """Notes each of Celery's hooks that is called for a task, and what its run sees of its request."""
 
-    def _note(self, hook: str, task_id: str) -> None:
-        self.app.ledger.write(str(task_id), hook)
+    Request = "twin_request:NotingRequest"
+
+    def _note(self, hook: str, task_id: str, **facts: Any) -> None:
+        self.app.ledger.write(str(task_id), hook, **facts)
 
     def before_start(self, task_id, args, kwargs):
-        self._note("before_start", task_id)
+        self._note("before_start", task_id, task=self.name, sees=facts_of(self, args, kwargs))
 
     def on_success(self, retval, task_id, args, kwargs):
         self._note("on_success", task_id)
@@ -47,16 +54,31 @@ def make_app(config: dict[str, Any], directory: str) -> Celery:
     app = Celery("twin_app", set_as_current=False)
     app.conf.update(config)
     app.ledger = Ledger(directory)
-    bases = {"plain": Task, "protected": SingleflightTask}
-    for kind, base in bases.items():
-        add_tasks(app, kind, type(f"Hooked{kind.title()}", (Hooks, base), {}))
+    kinds = {"plain": (Task, {}), "protected": (SingleflightTask, {})}
+    for policy in POLICIES.values():
+        kinds[policy.name] = SingleflightTask, {"contention_policy": policy.name, "lock_on": (), **policy.options}
+    for kind, (base, attributes) in kinds.items():
+        add_tasks(app, kind, type(f"Hooked{kind.title()}", (Hooks, base), attributes))
     return app
+
+
+def note_contention(sender: Any, task_id: str, **facts: Any) -> None:
+    """Write down who met contention. The key in the ledger is the lock name."""
+    ledger = getattr(sender.app, "ledger", None)
+    if ledger is not None:
+        ledger.write(sender.name, "contended", task_id=task_id)
+
+
+signals.contended.connect(note_contention, weak=False, dispatch_uid="twin_app")
 
 
 def add_tasks(app: Celery, kind: str, base: type) -> None:  # noqa: C901, PLR0915, one task after the other
     ledger = app.ledger
 
-    def task(**options):
+    def task(protection=None, **options):
+        if issubclass(base, SingleflightTask):
+            options.update(protection or {})
+
         def register(function):
             return app.task(
                 name=f"{kind}.{function.__name__}",
@@ -79,8 +101,16 @@ def add_tasks(app: Celery, kind: str, base: type) -> None:  # noqa: C901, PLR091
         return a + b
 
     @task()
+    def double(self, n):
+        return 2 * n
+
+    @task()
     def total(self, values):
         return sum(values)
+
+    @task(protection={"lease_ttl": 1})
+    def short_lease(self, value):
+        return value
 
     @task()
     def fail(self, *args):
@@ -124,7 +154,7 @@ def add_tasks(app: Celery, kind: str, base: type) -> None:  # noqa: C901, PLR091
             "group_index": request.group_index,
         }
 
-    @task(**({"lock_on": ("key",)} if kind == "protected" else {}))
+    @task(protection={"lock_on": ("key",)})
     def facts_at_gate(self, key, gate):
         """What of a message survives waiting."""
         ledger.write(key, "begin")

@@ -1,0 +1,72 @@
+"""What a body sees of its request, said in the same words for a plain task and a protected one."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from celery.worker.request import Request
+
+
+class NotingRequest(Request):
+    """A request whose body also sees how its message was encoded."""
+
+    def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(message, *args, **kwargs)
+        encoding = [message.content_type, message.content_encoding]
+        self.request_dict["properties"] = {**(self.request_dict.get("properties") or {}), "twin_encoding": encoding}
+
+
+def bare(name: str) -> str:
+    """Return the name of a twin without its kind."""
+    return name.rpartition(".")[2]
+
+
+def facts_of(task: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return what a run can see of its request, without what differs between any two messages: ids, times, processes."""
+    request = task.request
+    route, properties = request.delivery_info or {}, request.properties or {}
+    facts = {
+        "task": bare(task.name),
+        "args": args,
+        "kwargs": kwargs,
+        "retries": request.retries,
+        "is_root": request.root_id == request.id,
+        # A message that was sent again by its own run has itself as parent, as after any retry of Celery's.
+        "has_parent": request.parent_id not in (None, request.id),
+        "shadow": request.shadow,
+        "priority": route.get("priority"),
+        "exchange": route.get("exchange"),
+        "routing_key": route.get("routing_key"),
+        "redelivered": bool(route.get("redelivered")),
+        "delivery_mode": properties.get("delivery_mode"),
+        "encoding": properties.get("twin_encoding"),
+        "compression": getattr(request, "compression", None),
+        "time_limits": request.timelimit,
+        "expires": _instant(request.expires),
+        "stamps": request.stamps,
+        "stamped_headers": sorted(request.stamped_headers or ()),
+        "headers": {name: value for name, value in (request.headers or {}).items() if not name.startswith("singleflight_")},
+        "answers_to": [bool(request.reply_to), request.correlation_id == request.id],
+        "group": [bool(request.group), request.group_index],
+        "chord": _named(request.chord),
+        "chain": [_named(signature) for signature in request.chain or ()],
+        "callbacks": [_named(signature) for signature in request.callbacks or ()],
+        "errbacks": [_named(signature) for signature in request.errbacks or ()],
+        "ignores_result": bool(request.ignore_result),
+        "nesting": request.replaced_task_nesting,
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(facts, default=repr))
+    return plain
+
+
+def _named(signature: Any) -> list[Any] | None:
+    return [bare(signature["task"]), signature.get("args"), signature.get("kwargs")] if signature else None
+
+
+def _instant(text: Any) -> str | None:
+    if not text:
+        return None
+    instant = datetime.fromisoformat(text) if isinstance(text, str) else text
+    return str(instant.astimezone(UTC))
