@@ -13,6 +13,7 @@ def twins(start_shared, valkey):
         yield place
 
 
-@pytest.mark.parametrize(("feature", "situation"), matrix.cells("redis"), ids=str)
-def test_a_feature_of_celery_on_redis_is_what_it_is_on_a_plain_task(twins, feature, situation):
+@pytest.mark.parametrize(("feature", "situation"), matrix.parameters("redis"))
+def test_a_feature_of_celery_on_redis_is_what_it_is_on_a_plain_task(twins, feature, situation, request):
+    request.node.place = twins
     matrix.check(twins, feature, situation)

@@ -66,7 +66,7 @@ def revoke_while_it_waits(t):
 def revoke_while_it_runs(t):
     """`revoke` without `terminate` while it runs: it ends as it likes."""
     result = t.sleep_at_gate.delay(t.key)
-    wait_until(lambda: t.noted(), 20, "the body has begun")
+    t.until_noted()
     t.revoke(result)
     t.place.ledger.open(t.key)
     return end_of(result)
@@ -76,7 +76,7 @@ def revoke_while_it_runs(t):
 def terminate(t):
     """`revoke(terminate=True)` while it runs."""
     result = t.sleep_at_gate.delay(t.key)
-    wait_until(lambda: t.noted(), 20, "the body has begun")
+    t.until_noted()
     t.revoke(result, terminate=True, signal="SIGKILL")
     return end_of(result)
 

@@ -33,7 +33,9 @@ class Ledger:
         if not self.path.exists():
             return []
         mark = f'"what": "{what}"'
-        return [row for line in self.path.read_text().splitlines() if mark in line and (row := json.loads(line))["what"] == what]
+        return [
+            row for line in self.path.read_text().splitlines() if mark in line and (row := json.loads(line))["what"] == what
+        ]
 
     def runs(self, key: str) -> list[dict[str, Any]]:
         """Bodies that began, in order."""

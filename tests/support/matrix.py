@@ -1,12 +1,13 @@
-"""The matrix: features of Celery x brokers x nobody, or somebody else, holding the lock key. Tests and page are made from it."""
+"""The matrix: features of Celery x brokers x somebody else holding the lock key or not. Tests and page are made from it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from features_of_canvas import CANVAS
-from features_of_messages import MESSAGES
-from features_of_results import RESULTS
+from features_of_messages import MESSAGES, ROUTING
+from features_of_results import RESULTS, WITHOUT_MESSAGE
 from features_of_retries import RETRIES
 from features_of_time import TIME
 from matrix_axes import POLICIES, UNCONTENDED
@@ -17,16 +18,35 @@ from nodes import wait_until
 from celery_singleflight import lock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from matrix_feature import Feature
 
-SECTIONS = [RETRIES, TIME, CANVAS, MESSAGES, RESULTS]
+SECTIONS = [RETRIES, TIME, CANVAS, ROUTING, MESSAGES, RESULTS, WITHOUT_MESSAGE]
 
 
-def cells(broker: str) -> Iterator[tuple[Feature, str]]:
-    """Yield a feature and a situation for each test of a broker."""
-    return cells_of(SECTIONS, broker)
+class RequestDiffersError(AssertionError):
+    """What a body sees of its request is not what a plain one sees."""
+
+
+def cells(broker: str) -> list[tuple[Feature, str]]:
+    """Return a feature and a situation for each test of a broker."""
+    return list(cells_of(SECTIONS, broker))
+
+
+def parameters(broker: str) -> list[Any]:
+    """Return the cells of a broker as parameters of its test; one with a defect must fail."""
+    return [
+        pytest.param(
+            feature,
+            situation,
+            id=f"{feature}-{situation}",
+            marks=_must_fail(feature.defect(broker, situation)),
+        )
+        for feature, situation in cells(broker)
+    ]
+
+
+def _must_fail(defect: str | None) -> Any:
+    return pytest.mark.xfail(strict=True, raises=RequestDiffersError, reason=defect) if defect else ()
 
 
 def check(place: Any, feature: Feature, situation: str) -> None:
@@ -60,7 +80,22 @@ def _on_plain(place: Any, feature: Feature) -> tuple[Any, Any]:
 
 def _compare(twin: Twin, feature: Feature, plain: Any) -> None:
     expected, requests = plain
-    assert feature.observe(twin) == expected
+    observed = feature.observe(twin)
+    assert observed == expected, f"observed {observed}, expected {expected}"
     if feature.compares_requests:
         wait_until(lambda: len(twin.requests()) >= len(requests), 15, "all bodies have begun")
-        assert twin.requests() == requests
+        if twin.requests() != requests:
+            raise RequestDiffersError(_differences(twin.requests(), requests))
+
+
+def _differences(seen: list[dict[str, Any]], expected: list[dict[str, Any]]) -> str:
+    """Return what is not the same in the requests of bodies, fact by fact."""
+    if len(seen) != len(expected):
+        return f"{len(seen)} bodies began, expected {len(expected)}: {seen}"
+    differ = [
+        f"{ours['task']} sees {name} {ours[name]!r}, expected {theirs[name]!r}"
+        for ours, theirs in zip(seen, expected, strict=True)
+        for name in theirs
+        if ours[name] != theirs[name]
+    ]
+    return "; ".join(differ)

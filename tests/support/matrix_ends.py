@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 from matrix_axes import POLICIES
-from nodes import wait_until
 
 _KINDS = re.compile(rf"\b({'|'.join(['plain', 'protected', *POLICIES])})\.")
 
@@ -23,8 +22,3 @@ def end_of(result: Any, timeout: float = 30) -> dict[str, Any]:
 def ends_of(*results: Any) -> list[dict[str, Any]]:
     """Return how several results ended, all of them published before the first is waited for."""
     return [end_of(result) for result in results]
-
-
-def quiet(place: Any) -> None:
-    """Wait until the worker has nothing left to do of what was published."""
-    wait_until(place.queue_is_empty, 30, "nothing is left with the broker and the worker")

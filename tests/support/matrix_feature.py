@@ -1,4 +1,4 @@
-"""Features of Celery, as declared: one function for each, which publishes, waits for the end and returns what was to be seen."""
+"""Features of Celery, as declared: a function each, which publishes, waits for the end and returns what was to be seen."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ class Feature:
     holds: tuple[str, ...] = ()
     #: How many triggers must have met contention before the holder lets go; None when `observe` says when, by `let_go`.
     waiting: int | None = 1
+    #: Whether it is calls without a message of their own that meet it, and wait where they are.
+    in_place: bool = False
     #: Whether they are made to look as often as their policy lets them while the key stays held.
     looks_again: bool = False
     #: In place of comparing under contention: checks what is right there.
@@ -40,6 +42,9 @@ class Feature:
     #: Why there is no such cell.
     absent: Mapping[Where, str] = field(default_factory=dict)
 
+    #: What is wrong in a cell: its test must fail, until the entry goes.
+    defects: Mapping[Where, str] = field(default_factory=dict)
+
     def __str__(self) -> str:
         return self.name
 
@@ -49,11 +54,18 @@ class Feature:
             raise ValueError(f"{self.name} neither says whose key is held nor why it cannot be contended")
         return _at(self.absent, broker, situation)
 
+    def defect(self, broker: str, situation: str) -> str | None:
+        """Return what is wrong in this cell; None when nothing is."""
+        return _at(self.defects, broker, situation)
+
     def text(self, broker: str, situation: str) -> str:
         """Return what the page says in this cell."""
         absent = self.why_absent(broker, situation)
         if absent:
-            return f"– {absent}"
+            return f"none: {absent}"
+        defect = self.defect(broker, situation)
+        if defect:
+            return f"**not the same**: {defect}"
         return _at(self.says, broker, situation) or ("same" if situation == UNCONTENDED else "same, after its wait")
 
 

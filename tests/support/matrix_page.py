@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from matrix import SECTIONS
 from matrix_axes import BROKERS, POLICIES, SITUATIONS, UNCONTENDED
-from matrix_feature import Feature, Section
+
+if TYPE_CHECKING:
+    from matrix_feature import Feature, Section
 
 PAGE = Path(__file__).parents[2] / "docs/reference/celery-matrix.md"
 
@@ -18,15 +21,17 @@ _HEAD = """# Celery, feature by feature
 
 Made by `python tests/support/matrix_page.py --write` from the declaration that the tests run from; a test compares the two.
 
-A cell is a test, in `tests/integration/test_matrix_on_redis.py` or `tests/integration/test_matrix_on_rabbitmq.py`, with one real
-worker. Each publishes to a plain task of Celery and to a protected one with the same body, and compares results, states,
-callbacks, hooks, and what each body sees of its request: arguments, queue, exchange, routing key, priority, delivery mode,
-headers, stamps, links, chain, chord, group, expiry, time limits, shadow, serializer, compression, retries.
+A cell is a test with a real worker, in `tests/integration/test_matrix_on_redis.py` or
+`tests/integration/test_matrix_on_rabbitmq.py`. It publishes to a plain task of Celery and to a protected one with the same
+body, and compares results, states, callbacks, hooks, and what each body sees of its request: arguments, queue, exchange,
+routing key, priority, delivery mode, headers, stamps, links, chain, chord, group, expiry, time limits, shadow, serializer,
+compression, retries.
 
 - **uncontended**: nobody else holds the lock key. *Same*: what is observed is equal.
 - **contended**: somebody else holds the lock key when the message arrives, and lets go when it waits. *Same, after its wait*:
   nothing of it ran while the key was held, the key is free in the end, and all that is observed is equal.
-- **–**: there is no such cell, and why.
+- **none**: there is no such cell, and why.
+- **not the same**: a defect; its test says so when it is gone.
 
 The worker's pool is prefork: other pools have no time limits, or cannot terminate. While a trigger waits
 {waiting}.

@@ -6,6 +6,7 @@ import contextvars
 import json
 import threading
 import time
+from collections import Counter
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -54,6 +55,11 @@ class Twin:
         """How often a body has noted the twin's key, with this ending."""
         return len(self.place.ledger.read(f"{self.key}{name}"))
 
+    def until_noted(self, *names: str) -> None:
+        """Wait until bodies have noted the twin's key with each of these endings; with none if there are no endings."""
+        for name in names or ("",):
+            wait_until(lambda name=name: self.noted(name), 20, f"a body has noted {name or 'the key'}")
+
     def requests(self) -> list[Any]:
         """What the bodies of this kind have seen of their requests since the twin was made, in an order of its own."""
         seen = [json.dumps(row["sees"], sort_keys=True).replace(self.key, "KEY") for row in self._requests()[self._past :]]
@@ -74,6 +80,20 @@ class Twin:
         if self.holder:
             self.holder.let_go()
 
+    def is_at_work(self, result: Any) -> bool:
+        """Whether a worker has the message in its pool."""
+        replies = self.place.app.control.broadcast("active", reply=True, limit=1, timeout=10)
+        return result.id in json.dumps(replies, default=repr)
+
+    @contextmanager
+    def always_eager(self) -> Iterator[None]:
+        """Have calls run where they are made."""
+        self.place.app.conf.task_always_eager = True
+        try:
+            yield
+        finally:
+            self.place.app.conf.task_always_eager = False
+
     def revoke(self, result: Any, **how: Any) -> None:
         """Revoke and wait until the worker has heard of it."""
         assert self.place.app.control.revoke(result.id, reply=True, limit=1, timeout=10, **how)
@@ -88,14 +108,19 @@ class Holder:
         self.names = [f"{twin.kind}.{name}" for name in feature.holds]
         self.began_at = time.monotonic()
         self.let_go_at = 0.0
+        self._asking: Counter[str] | None = None
         self._context, self._locks, self._once = contextvars.Context(), ExitStack(), threading.Lock()
 
     def hold(self) -> None:
         for name in self.names:
             self._context.run(self._locks.enter_context, lock(self.twin.place.app, name, wait=10))
+        if self.feature.in_place:
+            self._asking = self._locks.enter_context(asking(self.twin.place.store(), self.names))
 
     def met(self) -> dict[str, int]:
-        """Triggers that have met contention, and how often."""
+        """Triggers, or calls, that have met contention, and how often."""
+        if self._asking is not None:
+            return dict(self._asking)
         rows = [row for name in self.names for row in self.twin.place.ledger.read(name, "contended")]
         ids = [row["task_id"] for row in rows if row["at"] > self.began_at]
         return {task_id: ids.count(task_id) for task_id in ids}
@@ -111,6 +136,34 @@ class Holder:
             if not self.let_go_at:
                 self.let_go_at = time.monotonic()
                 self._context.run(self._locks.close)
+
+
+@contextmanager
+def asking(store: Any, names: list[str]) -> Iterator[Counter[str]]:
+    """Count how often each owner token asks the store for a lock key of these names, as the server sees it."""
+    asked: Counter[str] = Counter()
+    last = uuid4().hex
+    with store.monitor() as monitor:
+
+        def listen() -> None:
+            for heard in monitor.listen():
+                words = heard["command"].split(" ")
+                if last in words:
+                    return
+                if words[0] != "EVALSHA":
+                    continue
+                keys, owner = words[3 : 3 + int(words[2])], words[3 + int(words[2])]
+                # While the key is held, only who asks for it has to do with its fencing tokens.
+                if any(f":fence:{name}[" in key for key in keys for name in names):
+                    asked[owner] += 1
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        try:
+            yield asked
+        finally:
+            store.echo(last)
+            listener.join()
 
 
 @contextmanager

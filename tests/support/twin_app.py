@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any
 
-from celery import Celery, Task
+from celery import Celery, Task, group
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from ledger import Ledger
 from matrix_axes import POLICIES
@@ -66,7 +66,7 @@ def note_contention(sender: Any, task_id: str, **facts: Any) -> None:
     """Write down who met contention. The key in the ledger is the lock name."""
     ledger = getattr(sender.app, "ledger", None)
     if ledger is not None:
-        ledger.write(sender.name, "contended", task_id=task_id)
+        ledger.write(sender.name, "contended", task_id=str(task_id))
 
 
 signals.contended.connect(note_contention, weak=False, dispatch_uid="twin_app")
@@ -178,6 +178,14 @@ def add_tasks(app: Celery, kind: str, base: type) -> None:  # noqa: C901, PLR091
     def note(self, key):
         ledger.write(key, "note")
 
+    @task()
+    def note_value(self, value, key):
+        ledger.write(key, "note", value=value)
+
+    @task()
+    def flat_total(self, values):
+        return sum(sum(value) if isinstance(value, list) else value for value in values)
+
     @task(max_retries=2, default_retry_delay=0)
     def retry_for_ever(self):
         raise self.retry(exc=OSError("still"))
@@ -228,6 +236,11 @@ def add_tasks(app: Celery, kind: str, base: type) -> None:  # noqa: C901, PLR091
     @task()
     def replace_by_chain(self):
         raise self.replace(self.app.tasks[f"{kind}.add"].si(1, 1) | self.app.tasks[f"{kind}.add"].s(5))
+
+    @task()
+    def replace_by_group(self):
+        add = self.app.tasks[f"{kind}.add"]
+        raise self.replace(group(add.si(1, 1), add.si(2, 2)))
 
     @task()
     def replace_by_itself(self, n):

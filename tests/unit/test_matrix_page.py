@@ -18,7 +18,7 @@ def test_a_cell_of_the_page_has_a_test_or_a_reason(broker):
     tested = {(feature.name, situation) for feature, situation in matrix.cells(broker)}
     for feature in matrix_page.features():
         for situation in SITUATIONS:
-            has_reason = feature.text(broker, situation).startswith("– ")
+            has_reason = feature.text(broker, situation).startswith("none: ")
             assert has_reason != ((feature.name, situation) in tested), f"{feature}, {situation}"
 
 
