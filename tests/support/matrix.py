@@ -32,6 +32,12 @@ def cells(broker: str) -> list[tuple[Feature, str]]:
     return list(cells_of(SECTIONS, broker))
 
 
+def feature(name: str) -> Feature:
+    """Return the feature of this name."""
+    (found,) = [feature for section in SECTIONS for feature in section.features if feature.name == name]
+    return found
+
+
 def parameters(broker: str) -> list[Any]:
     """Return the cells of a broker as parameters of its test; one with a defect must fail."""
     return [

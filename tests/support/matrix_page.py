@@ -25,7 +25,8 @@ A cell is a test with a real worker, in `tests/integration/test_matrix_on_redis.
 `tests/integration/test_matrix_on_rabbitmq.py`. It publishes to a plain task of Celery and to a protected one with the same
 body, and compares results, states, callbacks, hooks, and what each body sees of its request: arguments, queue, exchange,
 routing key, priority, delivery mode, headers, stamps, links, chain, chord, group, expiry, time limits, shadow, serializer,
-compression, retries.
+compression, retries. Not compared is what differs between any two messages: ids, times, processes. (A message that was sent
+again has itself as `parent_id` where it had none, as after a retry of Celery's.)
 
 - **uncontended**: nobody else holds the lock key. *Same*: what is observed is equal.
 - **contended**: somebody else holds the lock key when the message arrives, and lets go when it waits. *Same, after its wait*:

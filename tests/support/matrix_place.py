@@ -20,14 +20,19 @@ _QUEUES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fanout": ("fanout", "", {}),
     "priority": ("direct", "priority", {"x-max-priority": 9}),
 }
-_ON_RABBITMQ = {"headers": ("headers", "", {})}
+_ON_RABBITMQ: dict[str, tuple[str, str, dict[str, Any]]] = {"headers": ("headers", "", {})}
+_QUORUM = {"x-queue-type": "quorum"}
+_OF_QUORUM: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "default": ("direct", "default", _QUORUM),
+    "topic": ("topic", "work.#", _QUORUM),
+}
 
 
 @contextmanager
-def start_twins(start: Callable[..., Any], url: str, broker: str | None = None) -> Iterator[Any]:
+def start_twins(start: Callable[..., Any], url: str, broker: str | None = None, *, is_quorum: bool = False) -> Iterator[Any]:
     """Start a worker of the twins, with results and store on Redis, and the broker there too unless another is given."""
     mark = f"matrix-{uuid4().hex[:8]}"
-    kinds = {**_QUEUES, **(_ON_RABBITMQ if broker else {})}
+    kinds = _OF_QUORUM if is_quorum else {**_QUEUES, **(_ON_RABBITMQ if broker else {})}
     settings = redis_settings(
         url,
         result_extended=True,
@@ -38,6 +43,8 @@ def start_twins(start: Callable[..., Any], url: str, broker: str | None = None) 
     )
     if broker:
         settings["broker_url"] = broker
+    if is_quorum:
+        settings["worker_detect_quorum_queues"] = True
     place = start(settings, "-E", app_module=twin_app, workers=1, concurrency=3)
     place.queues = {name: f"{mark}-{name}" for name in kinds}
     #: What features are on a plain task, by their names.

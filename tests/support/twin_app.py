@@ -138,43 +138,6 @@ def add_tasks(app: Celery, kind: str, base: type) -> None:  # noqa: C901, PLR091
         return object()
 
     @task()
-    def request_facts(self):
-        request = self.request
-        return {
-            "retries": request.retries,
-            "root": request.root_id == request.id,
-            "parent": request.parent_id,
-            "shadow": request.shadow,
-            "priority": request.delivery_info.get("priority"),
-            "routing_key": request.delivery_info.get("routing_key"),
-            "timelimit": request.timelimit,
-            "stamps": request.stamps,
-            "custom": (request.headers or {}).get("custom"),
-            "reply_to": bool(request.reply_to),
-            "group_index": request.group_index,
-        }
-
-    @task(protection={"lock_on": ("key",)})
-    def facts_at_gate(self, key, gate):
-        """What of a message survives waiting."""
-        ledger.write(key, "begin")
-        ledger.pass_gate(gate)
-        request = self.request
-        return {
-            "retries": request.retries,
-            "root": request.root_id == request.id,
-            "shadow": request.shadow,
-            "priority": request.delivery_info.get("priority"),
-            "routing_key": request.delivery_info.get("routing_key"),
-            "timelimit": request.timelimit,
-            "expires": bool(request.expires),
-            "stamps": request.stamps,
-            "custom": (request.headers or {}).get("custom"),
-            "compression": getattr(request, "compression", None),
-            "content_type": request.properties.get("singleflight_content_type"),
-        }
-
-    @task()
     def note(self, key):
         ledger.write(key, "note")
 

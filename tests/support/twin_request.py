@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -38,7 +39,8 @@ def facts_of(task: Any, args: Any, kwargs: Any) -> dict[str, Any]:
         "shadow": request.shadow,
         "priority": route.get("priority"),
         "exchange": route.get("exchange"),
-        "routing_key": route.get("routing_key"),
+        # Through Celery's delay exchanges of quorum queues it comes out with their bits before it, after any countdown.
+        "routing_key": re.sub(r"^([01]\.){28}", "", route.get("routing_key") or ""),
         "redelivered": bool(route.get("redelivered")),
         "delivery_mode": properties.get("delivery_mode"),
         "encoding": properties.get("twin_encoding"),
