@@ -17,3 +17,8 @@ def twins(start_shared, valkey, rabbitmq):
 def test_a_feature_of_celery_on_rabbitmq_is_what_it_is_on_a_plain_task(twins, feature, situation, request):
     request.node.place = twins
     matrix.check(twins, feature, situation)
+
+
+def test_nothing_is_left_on_rabbitmq_and_in_the_store(twins, request):
+    request.node.place = twins
+    matrix.check_that_nothing_is_left(twins)

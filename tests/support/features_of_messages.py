@@ -86,7 +86,7 @@ def headers(t):
 
 @MESSAGES(holds=("double",))
 def options(t):
-    """`shadow`, `expires`, `time_limit`, `soft_time_limit`, `reply_to`."""
+    """`shadow`, `expires`, `time_limit`, `soft_time_limit`."""
     sent = {"shadow": "shade", "expires": _LATER, "time_limit": 300, "soft_time_limit": 200}
     return end_of(t.double.apply_async((2,), **sent))
 

@@ -48,18 +48,35 @@ def expires(t):
     return end_of(result)
 
 
-@TIME(
-    holds=("add",),
-    waiting=None,
-    says={(None, UNCONTENDED): "same: REVOKED, not run", (None, CONTENDED): "REVOKED during its wait, not run"},
-)
-def revoke_while_it_waits(t):
-    """`revoke` while it waits."""
-    result = t.add.apply_async((1, 2), countdown=None if t.is_contended else 1)
+_REVOKED = {(None, UNCONTENDED): "same: REVOKED, not run", (None, CONTENDED): "REVOKED during its wait, not run"}
+
+
+def _revoked_while_it_waits(t, revoke):
+    signature = t.add.s(1, 2)
+    signature.stamp(mark=t.key)
+    result = signature.apply_async(countdown=None if t.is_contended else 1)
     t.until_it_waits(result)
-    t.revoke(result)
+    revoke(result)
     t.let_go()
     return end_of(result)
+
+
+@TIME(holds=("add",), waiting=None, says=_REVOKED)
+def revoke_while_it_waits(t):
+    """`revoke` while it waits."""
+    return _revoked_while_it_waits(t, t.revoke)
+
+
+@TIME(holds=("add",), waiting=None, says=_REVOKED)
+def terminate_while_it_waits(t):
+    """`revoke(terminate=True)` while it waits."""
+    return _revoked_while_it_waits(t, lambda result: t.revoke(result, terminate=True))
+
+
+@TIME(holds=("add",), waiting=None, says=_REVOKED)
+def revoke_by_stamp_while_it_waits(t):
+    """`revoke_by_stamped_headers` while it waits."""
+    return _revoked_while_it_waits(t, lambda _: t.revoke_by_stamp({"mark": [t.key]}))
 
 
 @TIME(holds=("sleep_at_gate",))

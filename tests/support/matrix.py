@@ -12,6 +12,7 @@ from features_of_retries import RETRIES
 from features_of_time import TIME
 from matrix_axes import POLICIES, UNCONTENDED
 from matrix_feature import cells_of
+from matrix_place import messages_left
 from matrix_twin import Twin, held, started_early
 from nodes import wait_until
 
@@ -73,6 +74,22 @@ def check(place: Any, feature: Feature, situation: str) -> None:
     for name in holder.names:
         with lock(place.app, name, wait=10):
             """Nobody has kept it."""
+
+
+def check_that_nothing_is_left(place: Any) -> None:
+    """Fail unless the broker, the worker and the store have soon done with every trigger."""
+    wait_until(lambda: messages_left(place) == 0, 20, "no message is left")
+    store = place.store()
+    left: list[bytes] = []
+
+    def is_clear() -> bool:
+        left[:] = [*store.scan_iter("*:lease:*"), *store.scan_iter("*:due:*")]
+        return not left
+
+    try:
+        wait_until(is_clear, 20)
+    except AssertionError as error:
+        raise AssertionError(f"left in the store: {left}") from error
 
 
 def _on_plain(place: Any, feature: Feature) -> tuple[Any, Any]:

@@ -34,8 +34,7 @@ again has itself as `parent_id` where it had none, as after a retry of Celery's.
 - **none**: there is no such cell, and why.
 - **not the same**: a defect; its test says so when it is gone.
 
-The worker's pool is prefork: other pools have no time limits, or cannot terminate. While a trigger waits
-{waiting}.
+The worker's pool is prefork: other pools have no time limits, or cannot terminate. While a trigger waits {waiting}.
 """
 
 

@@ -98,6 +98,10 @@ class Twin:
         """Revoke and wait until the worker has heard of it."""
         assert self.place.app.control.revoke(result.id, reply=True, limit=1, timeout=10, **how)
 
+    def revoke_by_stamp(self, stamps: dict[str, list[str]]) -> None:
+        """Revoke what has these stamps and wait until the worker has heard of it."""
+        assert self.place.app.control.revoke_by_stamped_headers(stamps, reply=True, limit=1, timeout=10)
+
 
 class Holder:
     """Somebody else, who holds the lock keys of some tasks of a twin until its triggers wait."""
