@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import celery
 from matrix_axes import BROKERS, POLICIES, SITUATIONS, UNCONTENDED
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ class Feature:
 
     #: What is wrong in a cell: its test must fail, until the entry goes.
     defects: Mapping[Where, str] = field(default_factory=dict)
+    #: The same where only Celery before 5.7 is concerned.
+    old_defects: Mapping[Where, str] = field(default_factory=dict)
+    #: What plain Celery before 5.7 does there, so that there is nothing to compare with.
+    old_celery: str = ""
 
     def __str__(self) -> str:
         return self.name
@@ -55,18 +60,25 @@ class Feature:
         return _at(self.absent, broker, situation)
 
     def defect(self, broker: str, situation: str) -> str | None:
-        """Return what is wrong in this cell; None when nothing is."""
-        return _at(self.defects, broker, situation)
+        """Return what is wrong in this cell, for the Celery that is installed; None when nothing is."""
+        defect = _at(self.defects, broker, situation)
+        if defect is None and celery.VERSION < (5, 7):
+            defect = _at(self.old_defects, broker, situation)
+        return defect
 
     def text(self, broker: str, situation: str) -> str:
         """Return what the page says in this cell."""
         absent = self.why_absent(broker, situation)
         if absent:
             return f"none: {absent}"
-        defect = self.defect(broker, situation)
+        defect = _at(self.defects, broker, situation)
         if defect:
             return f"**not the same**: {defect}"
-        return _at(self.says, broker, situation) or ("same" if situation == UNCONTENDED else "same, after its wait")
+        said = _at(self.says, broker, situation) or ("same" if situation == UNCONTENDED else "same, after its wait")
+        older = _at(self.old_defects, broker, situation)
+        if older:
+            said += f"; before Celery 5.7 **not the same**: {older}"
+        return f"{said}; not before Celery 5.7: {self.old_celery}" if self.old_celery else said
 
 
 def _at(cells: Mapping[Where, str], broker: str, situation: str) -> str | None:

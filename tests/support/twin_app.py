@@ -212,7 +212,7 @@ def add_tasks(app: Celery, kind: str, base: type) -> None:  # noqa: C901, PLR091
     @task()
     def replace_by_group(self):
         add = self.app.tasks[f"{kind}.add"]
-        raise self.replace(group(add.si(1, 1), add.si(2, 2)))
+        raise self.replace(group(add.si(2, 2), add.si(2, 2)))
 
     @task()
     def replace_by_itself(self, n):
