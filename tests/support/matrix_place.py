@@ -22,11 +22,8 @@ _QUEUES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "priority": ("direct", "priority", {"x-max-priority": 9}),
 }
 _ON_RABBITMQ: dict[str, tuple[str, str, dict[str, Any]]] = {"headers": ("headers", "", {})}
-_QUORUM = {"x-queue-type": "quorum"}
-_OF_QUORUM: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "default": ("direct", "default", _QUORUM),
-    "topic": ("topic", "work.#", _QUORUM),
-}
+#: The only queue, so that a countdown goes through Celery's delay exchanges, which find queues by their routing keys.
+_OF_QUORUM: dict[str, tuple[str, str, dict[str, Any]]] = {"topic": ("topic", "work.#", {"x-queue-type": "quorum"})}
 
 
 @contextmanager
@@ -40,13 +37,14 @@ def start_twins(start: Callable[..., Any], url: str, broker: str | None = None, 
         task_serializer="json",
         accept_content=["json", "yaml", "msgpack", "pickle"],
         task_queues={f"{mark}-{name}": _queue(f"{mark}-{name}", *kind) for name, kind in kinds.items()},
-        task_default_queue=f"{mark}-default",
+        task_default_queue=f"{mark}-{next(iter(kinds))}",
     )
     if broker:
         settings["broker_url"] = broker
     if is_quorum:
         settings["worker_detect_quorum_queues"] = True
     place = start(settings, "-E", app_module=twin_app, workers=1, concurrency=3)
+    place.is_quorum = is_quorum
     place.queues = {name: f"{mark}-{name}" for name in kinds}
     #: What features are on a plain task, by their names.
     place.plain = {}

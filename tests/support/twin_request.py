@@ -49,7 +49,7 @@ def facts_of(task: Any, args: Any, kwargs: Any) -> dict[str, Any]:
         "expires": _instant(request.expires),
         "stamps": request.stamps,
         "stamped_headers": sorted(request.stamped_headers or ()),
-        "headers": {name: value for name, value in (request.headers or {}).items() if not name.startswith("singleflight_")},
+        "headers": _own_headers(request.headers or {}),
         "answers_to": [bool(request.reply_to), request.correlation_id == request.id],
         "group": [bool(request.group), request.group_index],
         "chord": _named(request.chord),
@@ -61,6 +61,11 @@ def facts_of(task: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     }
     plain: dict[str, Any] = json.loads(json.dumps(facts, default=repr))
     return plain
+
+
+def _own_headers(headers: dict[str, Any]) -> dict[str, Any]:
+    """Return the headers without ours, and without what a broker adds to a message it hands on."""
+    return {name: value for name, value in headers.items() if not name.startswith(("singleflight_", "x-"))}
 
 
 def _named(signature: Any) -> list[Any] | None:
