@@ -5,10 +5,20 @@ from __future__ import annotations
 import matrix
 import pytest
 from matrix_axes import POLICIES
+from matrix_ends import end_of
+from matrix_feature import Section
 from matrix_place import start_twins
 
+QUORUM = Section("Quorum queues")
 
-@pytest.fixture
+
+@QUORUM(holds=("double",))
+def queue_that_is_not_the_default(t):
+    """A quorum queue that is not the default one, compared with a plain countdown."""
+    return end_of(t.double.apply_async((2,), queue=t.place.queues["second"], countdown=None if t.is_contended else 1))
+
+
+@pytest.fixture(scope="module")
 def quorum(start_shared, valkey, rabbitmq):
     with start_twins(start_shared, valkey.url, rabbitmq, is_quorum=True) as place:
         yield place
@@ -18,3 +28,23 @@ def quorum(start_shared, valkey, rabbitmq):
 def test_a_trigger_that_waited_arrives_as_it_was_sent(quorum, policy, request):
     request.node.place = quorum
     matrix.check(quorum, matrix.feature("everything_at_once"), policy)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(
+            policy,
+            marks=pytest.mark.xfail(
+                policy == "requeue",
+                strict=True,
+                raises=matrix.NotTheSameError,
+                reason="Celery routes a countdown without `queue` by the default queue: what waited comes through that one",
+            ),
+        )
+        for policy in POLICIES
+    ],
+)
+def test_a_trigger_that_waited_comes_through_the_quorum_queue_it_was_sent_to(quorum, policy, request):
+    request.node.place = quorum
+    matrix.check(quorum, QUORUM.features[0], policy)

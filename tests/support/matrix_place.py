@@ -22,8 +22,11 @@ _QUEUES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "priority": ("direct", "priority", {"x-max-priority": 9}),
 }
 _ON_RABBITMQ: dict[str, tuple[str, str, dict[str, Any]]] = {"headers": ("headers", "", {})}
-#: The only queue, so that a countdown goes through Celery's delay exchanges, which find queues by their routing keys.
-_OF_QUORUM: dict[str, tuple[str, str, dict[str, Any]]] = {"topic": ("topic", "work.#", {"x-queue-type": "quorum"})}
+#: Celery's delay exchanges find a queue by its routing key.
+_OF_QUORUM: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "topic": ("topic", "work.#", {"x-queue-type": "quorum"}),
+    "second": ("topic", "second.#", {"x-queue-type": "quorum"}),
+}
 
 
 @contextmanager
@@ -55,6 +58,8 @@ def start_twins(start: Callable[..., Any], url: str, broker: str | None = None, 
         for pending in place.app.backend._pending_results:
             pending.clear()
         if broker:
+            for worker in place.workers:
+                worker.teardown()  # it would declare them again
             _delete(place)
 
 
