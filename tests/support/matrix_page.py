@@ -35,8 +35,8 @@ again has itself as `parent_id` where it had none, as after a retry of Celery's.
 - **not the same**: a defect; its test says so when it is gone.
 
 The worker's pool is prefork: other pools have no time limits, or cannot terminate. While a trigger waits {waiting}.
-Queues on RabbitMQ are classic ones. Quorum queues have tests of their own, in `tests/integration/test_brokers.py`; **not the same**
-there: under `requeue` what was sent to another queue than the default one comes through the default one after its wait.
+Queues on RabbitMQ are classic ones. Quorum queues have tests of their own, in `tests/integration/test_brokers.py`. **Not the
+same** there: under `requeue` what was sent to another queue than the default one comes through the default one after its wait.
 """
 
 
