@@ -346,10 +346,7 @@ class Contract:
         return True
 
     def rescue(self, task_id: str, execution: str) -> tuple[object, ...]:
-        """Return what the sweeper is told: nothing, or the message, the copy to go on from, the outcome and the count.
-
-        The last is empty: none of these triggers waits in the store.
-        """
+        """Return what the sweeper is told: nothing, or the message, the copy to go on from, the outcome and the count."""
         trigger = self.triggers.get(task_id)
         if trigger is None or trigger.message is None or trigger.is_settled:
             if trigger:
@@ -359,7 +356,7 @@ class Contract:
         if not trigger.is_old if trigger.outcome else run.owner and run.is_live and run.task_id == task_id:
             return ()
         trigger.handouts += 1
-        return (trigger.message, trigger.copy or "", trigger.outcome or "", trigger.handouts, "")
+        return (trigger.message, trigger.copy or "", trigger.outcome or "", trigger.handouts)
 
     def age(self, task_id: str) -> None:
         """The trigger ended long ago."""

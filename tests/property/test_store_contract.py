@@ -13,7 +13,7 @@ from contract import Contract, Delivery, Execution, held_place
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule, run_state_machine_as_test
 
-from celery_singleflight.claims import Acquired, Claim, Encoded, Ended, Finished, Held, Outcome, Record, Surplus
+from celery_singleflight.claims import Acquired, Claim, Encoded, Ended, Finished, Handout, Held, Outcome, Record, Surplus
 from celery_singleflight.keys import KeySpace, LockKey
 from celery_singleflight.lease import Lease
 from celery_singleflight.servers import connect
@@ -384,7 +384,7 @@ class StoreMachine(RuleBasedStateMachine):
         expected = self.contract.rescue(task_id, f"key {execution_key}" if execution_key else f"task {task_id}")
         with self.acting("", is_quiet=not is_due and not expected):
             handout = self.store.rescue(record)
-        assert (tuple(handout) if handout else ()) == expected
+        assert handout == (Handout(*expected) if expected else None)
         if self.member(task_id) in self.due():
             assert self.due()[self.member(task_id)] > time.time() * 1000
         if handout:

@@ -28,8 +28,8 @@ HEADERS = {
         {
             "acquired": ("fence", "run", "attempt", "calls"),
             "held": ("what", "holder", "age_ms", "remaining_ms", "hold_ms", "turn_ms", "now_ms", "first_ms"),
-            "parked": ("how", "holder", "age_ms", "remaining_ms", "place", "calls"),
-            "linger": ("ms", "calls"),
+            "parked": ("how", "holder", "age_ms", "remaining_ms", "place", "ticket", "calls"),
+            "linger": ("ms", "ticket", "calls"),
             "led": ("by",),
             "merge": ("by", "copy", "message"),
             "ended": ("outcome", "settled", "reason", *VALUE, "calls"),
