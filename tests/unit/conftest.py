@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextvars
+import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -136,10 +138,11 @@ def place(make_place):
 
 
 class Clock:
-    """A clock that only moves when it is told to, or slept on."""
+    """A clock that only moves when it is told to, or slept on by the test; a thread beside it sleeps in real time."""
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self._thread = threading.current_thread()
         self.slept: list[float] = []
         self.while_asleep: Callable[[], None] = lambda: None
 
@@ -147,6 +150,9 @@ class Clock:
         return self.now
 
     def sleep(self, seconds: float) -> None:
+        if threading.current_thread() is not self._thread:
+            time.sleep(seconds)
+            return
         self.slept.append(seconds)
         self.now += seconds
         self.while_asleep()
