@@ -35,7 +35,7 @@ if ended_as == 'succeeded' and not content_type then
     redis.call('HMGET', execution, 'content_type', 'content_encoding', 'body'))
 end
 local about = waiter(member)
-local group = about and about.group
+local group = about and about.among
 if not ended_as or (ended_as ~= 'succeeded' and ended_as ~= 'failed') or (ended_as == 'succeeded' and not content_type) then
   forget_waiter(member)
   redis.call('HDEL', trigger, 'outcome', 'led_by', 'settled', 'by')

@@ -8,8 +8,8 @@
 --   line       sorted set: trigger -> ticket
 --   called     sorted set: trigger -> store time in ms until which a place is reserved for it; its message is under way
 --   parked     hash: trigger -> a line of JSON, its message. The JSON has first, store time in ms of the first contention; copy,
---              of the message; group, of those who get its outcome; kind, its policy; leader, whose outcome it gets;
---              replaced, the task id of who has taken its place
+--              of the message; group, of those who get its outcome; kind, its policy; leader, whose outcome it gets,
+--              and among, the group of those who do; replaced, the task id of who has taken its place
 --   followers  sorted set: trigger -> group whose outcome it will get
 --   baton      list: there for whoever lingers, when a place is free
 --   due        sorted set: when the sweeper looks at a trigger, or as "\n<lock key>" at this lock key
@@ -141,7 +141,7 @@ local function answer_followers(calls, group, most)
     local about, message = waiter(some[n])
     redis.call('ZREM', followers, some[n])
     if about then
-      about.leader = leader
+      about.leader, about.among = leader, group
       put_waiter(some[n], about, message)
       hand_out(calls, some[n], about, message)
     end
