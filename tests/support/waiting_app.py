@@ -96,7 +96,7 @@ def add_coalescing(app, task):
         "newest": {},
         "first": {"coalesce_keep": "first"},
         "merged": {"coalesce_keep": merge},
-        "debounced": {"coalesce_delay": 1.0, "coalesce_within": 3.0},
+        "debounced": {"coalesce_delay": 1.0, "coalesce_within": 2.0},
     }
     for name, options in kinds.items():
 
