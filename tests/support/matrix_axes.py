@@ -26,6 +26,7 @@ POLICIES = {
     policy.name: policy
     for policy in [
         Policy("requeue", waits="is back with the broker, with a countdown", looks=2),
+        Policy("queue", waits="is parked in the store, in line", looks=1),
     ]
 }
 
