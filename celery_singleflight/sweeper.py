@@ -24,6 +24,7 @@ from celery_singleflight.durability import warn_of_risks
 from celery_singleflight.errors import ScriptError, SingleflightError
 from celery_singleflight.handoff import hand_on
 from celery_singleflight.keys import LockKey
+from celery_singleflight.looks import looks_of
 from celery_singleflight.message import publish_again
 from celery_singleflight.slots import recount_slots
 from celery_singleflight.trigger import new_owner
@@ -74,6 +75,8 @@ class Sweeper:
             logger.exception("a look of the sweeper failed; the next one follows")
         else:
             self._failures = 0
+        for look in looks_of(self._app):
+            look(self._app)
         pause = min(_INTERVAL * 2.0 ** min(self._failures, 10), _LONGEST_PAUSE)
         return pause * random.uniform(0.8, 1.2)  # noqa: S311, jitter
 
