@@ -7,7 +7,7 @@ import signal
 
 import pytest
 import sql_app
-from aftermath import assert_nothing_is_left, kill_child, kill_worker, messages_with, revive, wait_for_workers
+from aftermath import assert_nothing_is_left, kill_child, messages_with
 from crash_points import arm, deaths
 from nodes import redis_settings, wait_until
 from test_lost_processes import begun
@@ -19,9 +19,7 @@ def start(start_place, valkey):
 
     def start(database, *, workers=2, concurrency=2, **settings):
         settings = {"singleflight_lease_ttl": 2, "crash_points": True, **settings, **sql_app.sql_settings(database)}
-        return start_place(
-            redis_settings(valkey.url, **settings), workers=workers, concurrency=concurrency, app_module=sql_app
-        )
+        return start_place(redis_settings(valkey.url, **settings), workers=workers, concurrency=concurrency, app_module=sql_app)
 
     return start
 
@@ -116,17 +114,3 @@ def test_two_workers_that_sweep_one_outbox_publish_each_trigger_once(start, data
     wait_until(lambda: all(place.ledger.read(each, "note") for each in ids), 30, "each has run")
     assert [len(publications(place, each)) for each in ids] == [1] * len(ids)
     assert [len(place.ledger.read(each, "note")) for each in ids] == [1] * len(ids)
-
-
-def test_a_worker_that_stands_still_with_rows_claimed_does_not_keep_them(start, postgresql, key):
-    place = start(postgresql, workers=1)
-    with postgresql.engine.begin() as connection:
-        postgresql.boundary.send(connection, place.task("work").si(f"{key}-first", 1).set(task_id=f"{key}-first"))
-    assert place.app.AsyncResult(f"{key}-first").get(timeout=20) == 1
-    kill_worker(place, begun(place, f"{key}-first")[0]["pid"])
-    with postgresql.engine.begin() as connection:
-        postgresql.boundary.send(connection, place.task("work").si(key, 2).set(task_id=key))
-    revive(place)
-    wait_for_workers(place, 1)
-    assert place.app.AsyncResult(key).get(timeout=20) == 2
-    assert len(publications(place, key)) == 1

@@ -1,4 +1,4 @@
-"""The app of the tests at the business boundary: the tasks of `crash_app`, and some that write to a database of the caller's."""
+"""The app of the tests at the business boundary: the tasks of `crash_app`, and some that write to a caller's database."""
 
 from __future__ import annotations
 

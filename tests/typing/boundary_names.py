@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, assert_type
 
-from celery_singleflight.errors import ExecutionKeyReused, PayloadMismatch, SingleflightError, StaleToken
+from sqlalchemy import MetaData, Table
+
 from celery_singleflight.sql import Boundary, ExecutionRecord, Outbox
 
 if TYPE_CHECKING:
     from celery import Celery
     from celery.canvas import Signature
-    from sqlalchemy import Connection, Engine, MetaData, Table
+    from sqlalchemy import Connection, Engine
     from sqlalchemy.orm import Session, scoped_session
 
     from celery_singleflight import SingleflightTask
+    from celery_singleflight.errors import ExecutionKeyReused, PayloadMismatch, SingleflightError, StaleToken
 
 
 def a_boundary_is_made_with_names_of_the_callers(metadata: MetaData) -> None:
@@ -22,7 +24,7 @@ def a_boundary_is_made_with_names_of_the_callers(metadata: MetaData) -> None:
     assert_type(boundary.execution, Table)
     assert_type(boundary.fence, Table)
     assert_type(boundary.outbox, Table)
-    Boundary("sf_")  # type: ignore[misc]
+    Boundary("sf_")  # type: ignore[call-arg]
 
 
 def a_transaction_is_a_connection_or_a_session(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -75,7 +77,8 @@ def test_a_rolled_back_transaction_frees_the_key(database):
             database.pay(connection, "k", 1)
             raise KeyError("after the effect")
 
-    pytest.raises(KeyError, fail)
+    with pytest.raises(KeyError):
+        fail()
     assert database.count(database.boundary.execution) == 0
     assert run_once(database, "k", 2) == 2
     assert database.payments("k") == [2]
@@ -193,7 +196,8 @@ def test_a_result_without_a_json_form_leaves_nothing(database):
             database.pay(connection, "k", 1)
             execution.finish(object())
 
-    pytest.raises(TypeError, finish_with_an_object)
+    with pytest.raises(TypeError):
+        finish_with_an_object()
     assert database.count(database.boundary.execution) == 0
     assert database.payments("k") == []
 
@@ -362,9 +366,9 @@ def test_names_are_the_callers_and_so_is_the_metadata(database):
 
 
 def test_a_connection_that_commits_each_statement_is_refused(database):
-    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        with pytest.raises(ConfigurationError, match="commits each statement"):
-            database.boundary.record_execution(connection, "k")
+    engine = database.engine.execution_options(isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection, pytest.raises(ConfigurationError, match="commits each statement"):
+        database.boundary.record_execution(connection, "k")
     assert database.count(database.boundary.execution) == 0
 
 
@@ -380,3 +384,9 @@ def test_another_database_is_refused(sqlite, monkeypatch):
         monkeypatch.setattr(connection.dialect, "name", "oracle")
         with pytest.raises(ConfigurationError, match="expected postgresql or sqlite, got oracle"):
             sqlite.boundary.check_fence(connection, "r", 1)
+
+
+def test_the_core_does_not_know_of_sqlalchemy():
+    code = "import sys, celery_singleflight.commands, celery_singleflight.sweeper; print('sqlalchemy' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert told.stdout == "False\n"
