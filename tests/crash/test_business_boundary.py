@@ -7,7 +7,7 @@ import signal
 
 import pytest
 import sql_app
-from aftermath import assert_nothing_is_left, kill_child, messages_with
+from aftermath import assert_nothing_is_left, delete_queue, kill_child, messages_with, queue_on_rabbitmq
 from crash_points import arm, deaths
 from nodes import redis_settings, wait_until
 from test_lost_processes import begun
@@ -88,6 +88,20 @@ def test_what_is_committed_is_published_once_and_what_is_rolled_back_never(start
     assert len(place.ledger.runs(f"{key}-yes-next")) == 1
     assert publications(place, f"{key}-no-next") == []
     assert database.payments(f"{key}-no") == []
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_what_is_committed_arrives_through_rabbitmq(start, postgresql, rabbitmq, key, kind):
+    place = start(postgresql, workers=1, **queue_on_rabbitmq(rabbitmq, kind))
+    try:
+        place.task("order").delay(key).get(timeout=20)
+        assert place.app.AsyncResult(f"{key}-next").get(timeout=20) == "next"
+        wait_until(lambda: postgresql.count(postgresql.boundary.outbox) == 0, 10, "the outbox is empty")
+        assert len(publications(place, f"{key}-next")) == 1
+    finally:
+        for worker in place.workers:
+            worker.teardown()
+        delete_queue(place)
 
 
 def test_a_worker_dies_between_publish_and_delete_and_the_trigger_runs_once(start, database, key):

@@ -166,8 +166,8 @@ def test_a_message_that_was_published_twice_runs_once(place, database, monkeypat
 class Stopped:
     """A look of another worker that stands still behind its first publish, with its rows claimed."""
 
-    def __init__(self, shop, database, monkeypatch):
-        self.box = Outbox(shop.app, database.boundary, lambda: database.engine)
+    def __init__(self, shop, database, monkeypatch, engine=None):
+        self.box = Outbox(shop.app, database.boundary, engine or database.engine)
         self._reached, self._goes_on, publish = threading.Event(), threading.Event(), outbox._publish
         me = threading.get_ident()
 
@@ -348,8 +348,17 @@ def test_a_given_engine_keeps_its_pool_for_itself(shop, postgresql):
     own.dispose()
 
 
+def test_an_engine_that_commits_each_statement_claims_rows_all_the_same(shop, postgresql, monkeypatch):
+    (task_id,) = put(postgresql, shop.work.si(1))
+    stopped = Stopped(shop, postgresql, monkeypatch, create_engine(postgresql.url, isolation_level="AUTOCOMMIT"))
+    Outbox(shop.app, postgresql.boundary, postgresql.engine).look(shop.app)
+    stopped.go_on()
+    assert published(shop) == [(task_id, [1])]
+    stopped.box._own[1].dispose()
+
+
 def test_what_was_set_up_for_an_engine_holds_for_the_outbox_too(shop, database):
-    engine = create_engine(database.url, isolation_level="AUTOCOMMIT" if database.schema else None)
+    engine = create_engine(database.url)
     connects = []
     event.listen(engine, "connect", lambda *_: connects.append(1))
     box = Outbox(shop.app, database.boundary, engine)
