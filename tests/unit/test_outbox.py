@@ -23,15 +23,20 @@ from celery_singleflight.sweeper import Sweeper
 
 
 @pytest.fixture
-def shop(place, database):
-    """An app with a protected task, and an outbox of it."""
+def shop(place):
+    """An app with a protected task."""
 
     def work(x, y=0):
         return x + y
 
     place.work = place.task(work)
-    place.outbox = Outbox(place.app, database.boundary, lambda: database.engine)
     return place
+
+
+@pytest.fixture
+def box(shop, database):
+    """The outbox of that app, in each database in turn."""
+    return Outbox(shop.app, database.boundary, lambda: database.engine)
 
 
 def put(database, *signatures):
@@ -43,19 +48,19 @@ def published(place):
     return [(message.headers["id"], message.payload[0]) for message in place.messages()]
 
 
-def test_what_is_committed_is_published_once_in_order(shop, database):
+def test_what_is_committed_is_published_once_in_order(shop, box, database):
     ids = put(database, *(shop.work.si(n) for n in range(3)))
-    shop.outbox.look(shop.app)
-    shop.outbox.look(shop.app)
+    box.look(shop.app)
+    box.look(shop.app)
     assert published(shop) == [(ids[n], [n]) for n in range(3)]
     assert database.count(database.boundary.outbox) == 0
 
 
-def test_what_is_rolled_back_is_never_published(shop, database):
+def test_what_is_rolled_back_is_never_published(shop, box, database):
     with database.engine.connect() as connection:
         database.boundary.send(connection, shop.work.si(1))
         connection.rollback()
-    shop.outbox.look(shop.app)
+    box.look(shop.app)
     assert published(shop) == []
 
 
@@ -71,20 +76,20 @@ def test_what_is_not_committed_yet_is_not_published_and_keeps_nobody_waiting(sho
     assert [args for _, args in published(shop)] == [[1]]
 
 
-def test_a_session_may_send(shop, database):
+def test_a_session_may_send(shop, box, database):
     with Session(database.engine) as session, session.begin():
         task_id = database.boundary.send(session, shop.work.si(1))
-    shop.outbox.look(shop.app)
+    box.look(shop.app)
     assert published(shop) == [(task_id, [1])]
 
 
-def test_arguments_and_options_arrive(shop, database):
+def test_arguments_and_options_arrive(shop, box, database):
     at = datetime(2026, 11, 29, 12, tzinfo=UTC)
     call = shop.work.s(1, y=2).set(
         task_id="mine", execution_key="pay:1", priority=3, headers={"custom": "c"}, expires=60, link=shop.work.si(at)
     )
     assert put(database, call) == ["mine"]
-    shop.outbox.look(shop.app)
+    box.look(shop.app)
     (message,) = shop.messages()
     args, kwargs, embed = message.payload
     assert (args, kwargs) == ([1], {"y": 2})
@@ -97,9 +102,9 @@ def test_arguments_and_options_arrive(shop, database):
     assert embed["callbacks"][0]["task"] == shop.work.name
 
 
-def test_a_queue_and_a_task_of_another_service_are_taken_as_they_are(shop, database):
+def test_a_queue_and_a_task_of_another_service_are_taken_as_they_are(shop, box, database):
     put(database, shop.app.signature("elsewhere.work", args=(1,), queue="elsewhere"))
-    shop.outbox.look(shop.app)
+    box.look(shop.app)
     with shop.app.connection_for_read() as connection:
         message = connection.SimpleQueue("elsewhere").get(block=False)
     assert message.headers["task"] == "elsewhere.work"
@@ -122,7 +127,7 @@ def test_what_can_never_be_published_is_refused_where_it_is_sent(shop, database)
     assert database.count(database.boundary.outbox) == 0
 
 
-def test_a_process_that_dies_between_publish_and_delete_leaves_the_row(shop, database, monkeypatch):
+def test_a_process_that_dies_between_publish_and_delete_leaves_the_row(shop, box, database, monkeypatch):
     (task_id,) = put(database, shop.work.si(1))
     publish = outbox._publish
 
@@ -132,10 +137,10 @@ def test_a_process_that_dies_between_publish_and_delete_leaves_the_row(shop, dat
 
     monkeypatch.setattr(outbox, "_publish", publish_and_die)
     with pytest.raises(SystemExit):
-        shop.outbox.look(shop.app)
+        box.look(shop.app)
     monkeypatch.setattr(outbox, "_publish", publish)
     assert database.count(database.boundary.outbox) == 1
-    shop.outbox.look(shop.app)
+    box.look(shop.app)
     assert database.count(database.boundary.outbox) == 0
     assert published(shop) == [(task_id, [1])] * 2
 
@@ -188,10 +193,10 @@ class Stopped:
         self._threads.shutdown()
 
 
-def test_two_that_look_at_once_publish_each_row_once(shop, database, monkeypatch):
+def test_two_that_look_at_once_publish_each_row_once(shop, box, database, monkeypatch):
     ids = put(database, *(shop.work.si(n) for n in range(3)))
     stopped = Stopped(shop, database, monkeypatch)
-    shop.outbox.look(shop.app)
+    box.look(shop.app)
     stopped.go_on()
     Outbox(shop.app, database.boundary, lambda: database.engine).look(shop.app)
     assert sorted(task_id for task_id, _ in published(shop)) == sorted(ids)
@@ -224,7 +229,9 @@ def test_rows_of_a_process_that_stands_still_are_another_s_after_a_while(shop, p
     assert [each for each, _ in published(shop)] == [task_id] * 2, "one trigger, sent twice"
 
 
-def test_a_row_that_cannot_be_published_keeps_no_other_and_is_tried_again_later_and_later(shop, database, monkeypatch, caplog):
+def test_a_row_that_cannot_be_published_keeps_no_other_and_is_tried_again_later_and_later(
+    shop, box, database, monkeypatch, caplog
+):
     publish = outbox._publish
 
     def refuse_the_first(app, row):
@@ -237,18 +244,18 @@ def test_a_row_that_cannot_be_published_keeps_no_other_and_is_tried_again_later_
     monkeypatch.setattr(outbox, "_publish", refuse_the_first)
     pauses = []
     for _ in range(3):
-        shop.outbox.look(shop.app)
+        box.look(shop.app)
         with database.engine.begin() as connection:
             row = connection.execute(select(table)).one()
             due_at = row.due_at if row.due_at.tzinfo else row.due_at.replace(tzinfo=UTC)
             pauses.append((due_at - datetime.now(UTC)).total_seconds())
-            shop.outbox.look(shop.app)  # it is not due
+            box.look(shop.app)  # it is not due
             connection.execute(table.update().values(due_at=datetime.now(UTC)))
     assert [round(pause) for pause in pauses] == [2, 4, 8]
     assert caplog.text.count("cannot be published") == 3
     assert published(shop) == [(second, [2])]
     monkeypatch.setattr(outbox, "_publish", publish)
-    shop.outbox.look(shop.app)
+    box.look(shop.app)
     assert published(shop) == [(first, [1])]
 
 
@@ -266,7 +273,7 @@ def clock(monkeypatch):
 
 
 def test_while_the_broker_is_away_what_went_is_gone_the_rest_stays_and_the_looks_get_rarer(
-    shop, database, monkeypatch, caplog, clock
+    shop, box, database, monkeypatch, caplog, clock
 ):
     first, second = put(database, shop.work.si(1), shop.work.si(2))
     send, calls = shop.app.amqp.send_task_message, []
@@ -279,7 +286,7 @@ def test_while_the_broker_is_away_what_went_is_gone_the_rest_stays_and_the_looks
 
     monkeypatch.setattr(shop.app.amqp, "send_task_message", refuse_the_second)
     for _ in range(70):
-        shop.outbox.look(shop.app)
+        box.look(shop.app)
         clock.now += 0.5
     assert calls == [first] + [second] * 5, "at 0, 2, 6, 14 and 29 s"
     assert published(shop) == [(first, [1])]
@@ -288,11 +295,11 @@ def test_while_the_broker_is_away_what_went_is_gone_the_rest_stays_and_the_looks
     monkeypatch.undo()
     monkeypatch.setattr(outbox, "time", clock)
     clock.now += 15
-    shop.outbox.look(shop.app)
+    box.look(shop.app)
     assert published(shop) == [(second, [2])]
 
 
-def test_a_look_ends_when_it_has_lasted_long_enough_and_the_next_goes_on(shop, database, monkeypatch, clock):
+def test_a_look_ends_when_it_has_lasted_long_enough_and_the_next_goes_on(shop, box, database, monkeypatch, clock):
     put(database, *(shop.work.si(n) for n in range(3)))
     publish = outbox._publish
 
@@ -301,9 +308,9 @@ def test_a_look_ends_when_it_has_lasted_long_enough_and_the_next_goes_on(shop, d
         clock.now += 0.3
 
     monkeypatch.setattr(outbox, "_publish", publish_slowly)
-    shop.outbox.look(shop.app)
+    box.look(shop.app)
     assert [args for _, args in published(shop)] == [[0], [1]]
-    shop.outbox.look(shop.app)
+    box.look(shop.app)
     assert [args for _, args in published(shop)] == [[2]]
 
 
@@ -388,7 +395,7 @@ def test_an_engine_is_made_at_the_first_look_and_by_each_process_for_itself(shop
 # The sweeper.
 
 
-def test_the_sweeper_looks_into_the_outbox(shop, database):
+def test_the_sweeper_looks_into_the_outbox(shop, box, database):
     (task_id,) = put(database, shop.work.si(1))
     Sweeper(shop.app).look()
     assert published(shop) == [(task_id, [1])]
@@ -401,7 +408,7 @@ def test_the_sweeper_of_an_app_without_protected_tasks_looks_too():
     assert seen == [app]
 
 
-def test_the_sweeper_looks_into_the_outbox_while_the_store_is_away(shop, database, monkeypatch, caplog):
+def test_the_sweeper_looks_into_the_outbox_while_the_store_is_away(shop, box, database, monkeypatch, caplog):
     caplog.set_level(logging.WARNING)
     (task_id,) = put(database, shop.work.si(1))
 
