@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from urllib.parse import urlsplit
+
 import pytest
 import waiting_app
 from aftermath import (
     assert_nothing_is_left,
+    delete_queue,
     kill_worker,
     let_patience_end,
     let_the_broker_give_out_again,
     messages_with,
+    queue_on_rabbitmq,
     record_of,
     revive,
     wait_for_workers,
 )
 from crash_points import arm, deaths, live_overlaps
 from nodes import ValkeyContainer, redis_settings, wait_until
+from proxy import Proxy
 from redis import Redis
 from test_lost_processes import begun
 from test_store_trouble import Server
@@ -49,8 +56,11 @@ def in_line(place, key, *numbers, **more):
     return [place.task("line").s(key, value, **more) for value in numbers]
 
 
-def wait_for_death(place, task_id):
+def wait_for_death(place, task_id, how):
+    """Wait until it has died; a worker too, so that it does not take along what is published next."""
     wait_until(lambda: deaths(place.ledger, task_id), 20, "it has died")
+    if how == "worker":
+        wait_until(lambda: any(worker.container.status == "exited" for worker in place.workers), 10, "a worker is dead")
 
 
 def assert_all_ran_once_in_order(place, key, results, expected):
@@ -75,7 +85,7 @@ def test_who_has_to_call_the_next_dies(place, key, point, how):
     waiting = park_all(place, key, in_line(place, key, 1, 2, 3))
     arm(place.ledger, point, how, waiting[0].id)
     place.ledger.open(key)
-    wait_for_death(place, waiting[0].id)
+    wait_for_death(place, waiting[0].id, how)
     let_patience_end(place, holder.id)
     assert_all_ran_once_in_order(place, key, [holder, *waiting], ["holder", 1, 2, 3])
 
@@ -85,7 +95,7 @@ def test_who_has_just_been_parked_dies_with_its_process(place, key, how):
     arm(place.ledger, "park:after", how, f"{key}-1")
     with held(place, key):
         first = park(place, key, place.task("line").s(key, 1), task_id=f"{key}-1")
-        wait_for_death(place, first.id)
+        wait_for_death(place, first.id, how)
         waiting = park_all(place, key, in_line(place, key, 2, 3))
         assert line(place, key) == [first.id, *[result.id for result in waiting]]
     assert_all_ran_once_in_order(place, key, [first, *waiting], [1, 2, 3])
@@ -100,7 +110,7 @@ def test_who_lingers_dies(place, key, how):
     arm(place.ledger, "linger:begin", how, f"{key}-1")
     with held(place, key):
         first = park(place, key, place.task("line").s(key, 1), task_id=f"{key}-1")
-        wait_for_death(place, first.id)
+        wait_for_death(place, first.id, how)
         waiting = park_all(place, key, in_line(place, key, 2, 3))
     assert_all_ran_once_in_order(place, key, [*short, first, *waiting], [-3, -2, -1, 1, 2, 3])
 
@@ -112,7 +122,7 @@ def test_who_gets_the_outcome_of_another_dies_before_it_is_sent(place, key, how)
     joined = park_all(place, key, [place.task("joined").s(key, "payload", key) for _ in range(3)])
     arm(place.ledger, "follow:after", how, joined[0].id)
     place.ledger.open(key)
-    wait_for_death(place, joined[0].id)
+    wait_for_death(place, joined[0].id, how)
     if how == "worker":
         let_patience_end(place, joined[0].id)
     assert get_all([leader, *joined]) == [["payload", 1]] * 4
@@ -135,28 +145,45 @@ def test_a_holder_that_dies_with_its_worker_runs_again_before_those_in_line(plac
     assert live_overlaps(place.ledger, key) == 0
 
 
-def test_a_call_is_published_when_the_broker_is_back(start_place, valkey, key):
-    broker = Server()
+class Door(Proxy):
+    """A proxy that can be shut: what went through it is cut, and nothing new is let in until it is open again."""
+
+    def shut(self):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+
+    def reopen(self, port):
+        self._listener = socket.create_server(("127.0.0.1", port))
+        threading.Thread(target=self._accept, daemon=True).start()
+
+
+def test_a_call_is_published_when_the_broker_is_back(start_place, valkey, rabbitmq, key):
+    parts = urlsplit(rabbitmq)
+    door = Door(parts.hostname, parts.port)
+    config = {**queue_on_rabbitmq(rabbitmq, "classic"), "broker_url": door.url_for(rabbitmq), "crash_points": True}
+    place = start_place(redis_settings(valkey.url, **config), workers=1, app_module=waiting_app)
     try:
-        broker.ready()
-        more = {"broker_url": f"{broker.url}/0", "broker_transport_options": {"visibility_timeout": 3600}}
-        config = redis_settings(valkey.url, singleflight_lease_ttl=5, crash_points=True, **more)
-        place = start_place(config, workers=1, app_module=waiting_app)
         holder = place.task("line").delay(key, "holder", key)
         begun(place, key)
         waiting = park_all(place, key, in_line(place, key, 1, 2, 3))
         arm(place.ledger, "call:before-publish", "pause", waiting[0].id)
         place.ledger.open(key)
         wait_until(lambda: place.ledger.read(waiting[0].id, "paused"), 15, "the next is to be called")
-        broker.stop()
+        port = door.port
+        door.shut()
         place.ledger.open(f"resume-{waiting[0].id}")
         wait_until(lambda: "the message of a waiting trigger could not be published" in place.logs(), 20)
-        broker.begin_again()
+        door.reopen(port)
         assert get_all([holder, *waiting]) == ["holder", 1, 2, 3]
         assert values(place, key) == ["holder", 1, 2, 3]
         assert place.ledger.overlaps(key) == 0
+        wait_until(lambda: messages_with(place, key) == 0, 20, "nothing is left in the broker")
     finally:
-        broker.teardown()
+        for worker in place.workers:
+            worker.teardown()
+        delete_queue(place)
+        door.close()
 
 
 @pytest.fixture

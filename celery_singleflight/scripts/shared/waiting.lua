@@ -9,7 +9,8 @@
 --   called     sorted set: trigger -> store time in ms until which a place is reserved for it; its message is under way
 --   parked     hash: trigger -> a line of JSON, its message. The JSON has first, store time in ms of the first contention; copy,
 --              of the message; group, of those who get its outcome; kind, its policy; leader, whose outcome it gets,
---              and among, the group of those who do; replaced, the task id of who has taken its place
+--              and among, the group of those who do; again, that it was called twice; replaced, the task id of who has taken
+--              its place
 --   followers  sorted set: trigger -> group whose outcome it will get
 --   baton      list: there for whoever lingers, when a place is free
 --   due        sorted set: when the sweeper looks at a trigger, or as "\n<lock key>" at this lock key
@@ -74,6 +75,17 @@ local function longest_linger(hold)
   return math.floor(hold * 4) + 50
 end
 
+-- Return those who were called and have not come in time, in order. Whoever had to publish their message may have died, so they
+-- are called again, once, before anybody behind them.
+local function late_ones()
+  local late, ticket = redis.call('ZRANGEBYSCORE', called, '-inf', text(now)), {}
+  for _, member in ipairs(late) do
+    ticket[member] = tonumber(redis.call('ZSCORE', line, member) or nil) or 0
+  end
+  table.sort(late, function(one, other) return ticket[one] < ticket[other] end)
+  return late
+end
+
 -- Call those who are next: as many as there are places, and so many more where runs are short, to be there in time.
 local function call_next(calls, ahead)
   local waiting = redis.call('ZCARD', line)
@@ -98,8 +110,29 @@ local function call_next(calls, ahead)
   end
   local valid, all = redis.call('ZCOUNT', called, '(' .. text(now), '+inf'), redis.call('ZCARD', called)
   local free = math.max(limit - live, 0)
-  local want = math.min(free + ahead - valid, limit + MOST_CALLED - all, 20)
+  local want = math.min(free + ahead - valid, 20)
   local next_look = nil
+  local function call(member, about, message)
+    redis.call('ZADD', called, text(now + RESERVED_MS), member)
+    want, valid = want - 1, valid + 1
+    if valid > free then
+      redis.call('HSET', pace, 'lingers', member, 'lingers_until', text(now + RESERVED_MS))
+      hand_out(calls, member, about, message, longest_linger(hold))
+    elseif member ~= lingers then
+      hand_out(calls, member, about, message)
+    end
+  end
+  if want > 0 and all > valid then
+    for _, member in ipairs(late_ones()) do
+      local about, message = waiter(member)
+      if want > 0 and about and not about.again and not (member == gathers and (tonumber(ripe or nil) or 0) > now) then
+        about.again = true
+        put_waiter(member, about, message)
+        call(member, about, message)
+      end
+    end
+  end
+  want = math.min(want, limit + MOST_CALLED - all)
   if want > 0 and all < waiting then
     for _, member in ipairs(redis.call('ZRANGE', line, 0, all + want)) do
       if want > 0 and not redis.call('ZSCORE', called, member) then
@@ -108,14 +141,7 @@ local function call_next(calls, ahead)
         else
           local about, message = waiter(member)
           if about then
-            redis.call('ZADD', called, text(now + RESERVED_MS), member)
-            want, valid = want - 1, valid + 1
-            if valid > free then
-              redis.call('HSET', pace, 'lingers', member, 'lingers_until', text(now + RESERVED_MS))
-              hand_out(calls, member, about, message, longest_linger(hold))
-            elseif member ~= lingers then
-              hand_out(calls, member, about, message)
-            end
+            call(member, about, message)
           else
             forget_waiter(member)
           end
