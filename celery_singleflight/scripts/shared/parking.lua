@@ -67,11 +67,16 @@ local function is_next(free)
     return false
   end
   local mine = tonumber(redis.call('ZSCORE', line, member) or nil)
+  local function is_before(other)
+    return other ~= member and (not mine or (tonumber(redis.call('ZSCORE', line, other)) or 0) < mine)
+  end
   local spoken_for = 0
   for _, other in ipairs(redis.call('ZRANGEBYSCORE', called, '(' .. text(now), '+inf')) do
-    if other ~= member and (not mine or (tonumber(redis.call('ZSCORE', line, other)) or 0) < mine) then
-      spoken_for = spoken_for + 1
-    end
+    spoken_for = spoken_for + (is_before(other) and 1 or 0)
+  end
+  for _, other in ipairs(late_ones()) do
+    local its = is_before(other) and waiter(other)
+    spoken_for = spoken_for + (its and not its.again and 1 or 0)
   end
   if spoken_for >= free then
     return false
