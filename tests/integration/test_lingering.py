@@ -9,7 +9,7 @@ import pytest
 import waiting_app
 from nodes import redis_settings, wait_until
 from waiting_app import LINGERING
-from waiting_room import get_all, held, park, park_all, values
+from waiting_room import get_all, held, park, park_all, remember_short_runs, values
 
 
 @pytest.fixture
@@ -84,8 +84,8 @@ def test_in_this_pool_nobody_lingers_in_the_last_slot(start, key, pool, concurre
 def test_tasks_that_need_the_slot_end_the_lingering(start, key):
     place = start(workers=1, concurrency=2)
     with held(place, key):
-        results = park_all(place, key, short_runs(place, key, 3, 0.09))
-    get_all(results)
+        before = park(place, key, place.task("line").s(key))
+    before.get(timeout=20)
     for turn in range(10):
         if flood_ends_a_lingering(place, key, turn):
             return
@@ -96,7 +96,8 @@ def flood_ends_a_lingering(place, key, turn):
     """Let a trigger linger for a holder that does not let go, and let long tasks come. Returns whether they came in time."""
     floods = [f"{key}-{turn}-{n}" for n in range(2)]
     with held(place, key):
-        result = park(place, key, place.task("line").s(key, turn, seconds=0.09))
+        remember_short_runs(place, key)
+        result = park(place, key, place.task("line").s(key, turn))
         wait_until(lambda: result.id in {row["task_id"] for row in place.ledger.read(LINGERING, "begin")}, 10, "it lingers")
         for each in floods:
             place.task("long").delay(each, 0.5)

@@ -35,6 +35,13 @@ def line(place: Any, key: str) -> list[str]:
     return [] if name is None else [member.decode().partition("\n")[0] for member in place.store().zrange(name, 0, -1)]
 
 
+def remember_short_runs(place: Any, key: str, hold_ms: int = 90) -> None:
+    """Let the store have seen short runs for a lock key for which somebody waits or has waited."""
+    name = name_of(place, "pace", key)
+    assert name is not None, f"nobody has waited for {key}"
+    place.store().hset(name, "hold_ms", hold_ms)
+
+
 def messages_in_custody(place: Any, key: str) -> list[dict[str, Any]]:
     """What the store notes of each who waits."""
     name = name_of(place, "parked", key)
