@@ -27,7 +27,8 @@
 -- ARGV[12] body       the error; empty for none
 --
 -- Returns {"concluded", calls}  recorded; also when asked again with the same owner token, which may release and settle, and
---         when Celery has done what follows the same outcome, which settles it. calls are the messages of those who are next, to be published now: lists of trigger, copy, first_ms, message
+--         when Celery has done what follows the same outcome, which settles it. calls are the messages of those who are next, to be
+--         published now: lists of trigger, copy, first_ms, message
 --      or {"refused", outcome}  the trigger has this outcome already, or is not known; or another delivery runs it, and
 --         outcome is empty
 
@@ -42,7 +43,7 @@ local function settle()
 end
 
 local function concluded()
-  if redis.call('EXISTS', parked) == 1 then
+  if redis.call('EXISTS', pace) == 1 then
     call_next(calls, 1)
   end
   return {'concluded', calls}
