@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from desk import KEEP, LOCK, WORKER, Desk
+from desk import KEEP, LOCK, RELEASE, WORKER, Desk
 
 from celery_singleflight.claims import Encoded, Finished, Outcome, Parked, Waits
 from celery_singleflight.keys import LockKey
@@ -113,13 +113,22 @@ class QueueDesk(Desk):
     def withdraw(self, claim: Claim, outcome: Outcome = Outcome.REVOKED, **how: Any) -> list[str]:
         """Give a trigger that waits an outcome, as a sweeper does. Returns whose messages are to be published."""
         facts: dict[str, Any] = {"reason": '["revoked"]', "keep": KEEP, "release": False, "error": ERROR, "patience": 0.0, **how}
-        answer = self.store.conclude(uuid4().hex, claim.record, outcome, **facts)
+        owner = facts.pop("owner", uuid4().hex)
+        answer = self.store.conclude(owner, claim.record, outcome, **facts)
         assert isinstance(answer, Finished), answer
         return ids(answer.calls)
 
     def attend(self, lock_key: LockKey = LOCK) -> list[str]:
         """What a sweeper does for a lock key. Returns whose messages it publishes."""
         return ids(self.store.attend(lock_key))
+
+    def evict(self, claim: Claim, token: int) -> str:
+        """Release a live holder on an operator's word. Returns the word of the answer."""
+        names = self.store.names(claim.record)
+        named: dict[str, Any] = {name: names[name] for name in RELEASE.keys}
+        named |= {"token": token, "task_id": claim.record.task_id, "member": claim.record.member, "force": 1}
+        named |= {"lock_key": claim.record.lock_key.text}
+        return RELEASE.reply(self.connections.run(RELEASE, len(RELEASE.keys), RELEASE.arguments(named))).word
 
     def look_at(self, claim: Claim) -> str | None:
         """What a sweeper does for a trigger that is due. Returns whose message it publishes."""
