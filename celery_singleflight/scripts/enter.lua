@@ -124,8 +124,8 @@ if is_own or done then
   if not settled then
     answers()
   end
-  if about then
-    leave_line(ending)
+  if not outcome or about then
+    leave_line(ending, not outcome and group)
   end
   local source = ending == 'succeeded' and done and execution or trigger
   local value = redis.call('HMGET', source, 'content_type', 'content_encoding', 'body')

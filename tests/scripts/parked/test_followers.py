@@ -6,7 +6,7 @@ import pytest
 from desk import KEEP
 from queue_desk import ids
 
-from celery_singleflight.claims import Acquired, Ended, Held, Led, Outcome, Parked
+from celery_singleflight.claims import Acquired, Ended, Held, Led, Outcome
 
 #: With an explicit execution key the leader's value is kept apart from its trigger.
 KEYS = pytest.mark.parametrize("execution_key", [None, "invoice:1", "two\nlines"], ids=["task id", "explicit", "lines"])
@@ -79,6 +79,25 @@ def test_who_was_answered_from_its_execution_leads_too(desk):
     assert (answer.outcome, ids(answer.calls)) == (Outcome.SUCCEEDED, ["f0"])
     _, ended = follow(desk, follower)
     assert (ended.outcome, ended.value.body) == (Outcome.COALESCED, b"42")
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["from the line", "from the broker"])
+def test_a_leader_that_retries_and_is_answered_from_its_execution_leads_too(desk, waits):
+    holder, _, (follower,) = group(desk, execution_key="invoice:1")
+    desk.give_back(holder, generation=1)
+    retry = desk.redelivered(holder, generation=1)
+    if waits:
+        other, token = desk.hold("other")
+        assert desk.enter(retry).how == "line"
+        assert desk.end(other, token)[:1] == ["leader"]
+        retry = desk.copy_of(retry)
+    elsewhere = holder.record.lock_key._replace(text='billing["acct_2"]')
+    desk.succeed(desk.waits("third", execution_key="invoice:1", lock_key=elsewhere))
+
+    answer = desk.enter(retry)
+
+    assert (answer.outcome, ids(answer.calls)) == (Outcome.SUCCEEDED, ["f0"])
+    assert follow(desk, follower)[1].value.body == b"42"
 
 
 @pytest.mark.parametrize("kind", ["join", "coalesce"])
@@ -261,4 +280,5 @@ def test_one_that_is_revoked_leaves_the_others_with_their_leader(desk, when):
 def test_the_last_one_that_is_revoked_takes_all_that_is_kept_of_waiting_with_it(desk):
     _, _, (follower,) = group(desk)
     desk.withdraw(follower)
-    assert isinstance(desk.enter(desk.waits("new")), Parked)
+    assert desk.attention_in() is None
+    desk.check_gone()
