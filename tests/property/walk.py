@@ -41,6 +41,8 @@ LOCK_KEYS: Final = (LockKey("billing", 'billing["a"]'), LockKey("billing", 'bill
 POLICIES: Final = ("queue", "coalesce", "replace", "join", "wait", "skip")
 TTL: Final = 30.0
 STEPS: Final = 120
+#: Generations between two replacements of a trigger by its own code.
+RETRIES: Final = 1 << 20
 #: Which worlds to make, beside one of all policies.
 MIXED: Final = (POLICIES, ("queue",), ("coalesce",), ("join",), ("replace",), ("queue", "join"), ("coalesce", "wait"))
 
@@ -132,9 +134,7 @@ class World:
             message=task_id.encode(),
             task="shop.bill",
             max_deliveries=self.dice.choice((None, 2)),
-            waits=Waits(
-                digest=self.dice.choice("de") if policy == "join" else "", which=which, delay=delay, within=delay * 3
-            ),
+            waits=Waits(digest=self.dice.choice("de") if policy == "join" else "", which=which, delay=delay, within=delay * 3),
         )
         self.tell("send", task_id, policy, which, delay, claim.record.lock_key.text, key)
         self.queue.append(Message(claim, self.now))
@@ -181,6 +181,11 @@ class World:
             except ExecutionKeyReused:
                 raise AssertionError("one task only") from None
             self.tell("  ", answer)
+            if self.fault() and self.chance(0.2):
+                self.tell("   cannot hear the answer")
+                self.publish(self.store.abandon(claim.owner, claim.record))
+                self.queue.append(Message(own, self.now + 1.0))
+                return
             if self.fault() and self.chance(0.3):
                 self.tell("   dies")
                 self.leave_message(claim, answer)
@@ -265,10 +270,14 @@ class World:
             run = self.dice.choice(self.runs)
         self.runs.remove(run)
         claim, record = run.claim, run.claim.record
-        way = self.dice.choices(("succeed", "fail", "retry", "replaced", "reject"), (6, 2, 1, 0.3, 0.3))[0]
+        ways = ("succeed", "fail", "retry", "goes elsewhere", "replaced", "reject")
+        way = self.dice.choices(ways, (6, 2, 1, 0.3, 0.3, 0.3))[0]
         self.tell("end", record.task_id, way)
         if way == "retry":
             self.send_on(claim, claim.generation + 1)
+            return
+        if way == "goes elsewhere":
+            self.send_on(claim, (claim.generation // RETRIES + 1) * RETRIES)
             return
         if way == "reject":
             self.publish(self.store.abandon(claim.owner, record))

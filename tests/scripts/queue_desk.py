@@ -112,7 +112,14 @@ class QueueDesk(Desk):
 
     def withdraw(self, claim: Claim, outcome: Outcome = Outcome.REVOKED, **how: Any) -> list[str]:
         """Give a trigger that waits an outcome, as a sweeper does. Returns whose messages are to be published."""
-        facts: dict[str, Any] = {"reason": '["revoked"]', "keep": KEEP, "release": False, "error": ERROR, "patience": 0.0, **how}
+        facts: dict[str, Any] = {
+            "reason": '["revoked"]',
+            "keep": KEEP,
+            "release": False,
+            "error": ERROR,
+            "patience": 0.0,
+            **how,
+        }
         owner = facts.pop("owner", uuid4().hex)
         answer = self.store.conclude(owner, claim.record, outcome, **facts)
         assert isinstance(answer, Finished), answer
@@ -180,6 +187,12 @@ class QueueDesk(Desk):
     def let_reservation_lapse(self, claim: Claim) -> None:
         name = self.name("called", claim.record.lock_key)
         assert self.client.zadd(name, {claim.record.member: self.keyspace.now_ms() - 1}, xx=True, ch=True) == 1
+
+    def let_linger_last(self, lock_key: LockKey = LOCK) -> None:
+        """Let whoever lingers do so for a minute, however slow this machine is."""
+        pace, until = self.name("pace", lock_key), self.keyspace.now_ms() + 60_000
+        self.client.hset(pace, "lingers_until", until)
+        self.client.zadd(self.name("called", lock_key), {self.client.hget(pace, "lingers"): until}, xx=True)
 
     def let_linger_lapse(self, lock_key: LockKey = LOCK) -> None:
         self.client.hset(self.name("pace", lock_key), "lingers_until", self.keyspace.now_ms() - 1)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from desk import LOCK, TTL
 from queue_desk import ids
 
-from celery_singleflight.claims import Acquired, Ended, Held, Outcome, Parked, Refused
+from celery_singleflight.claims import Acquired, Held, Outcome, Parked, Refused
 
 RESERVED = 2.0
 AGAIN = 5.0
@@ -213,126 +212,3 @@ def test_no_more_are_called_at_once_than_a_reply_should_hold(desk):
     assert called == [f"w{n}" for n in range(20)]
     assert desk.attend() == [f"w{n}" for n in range(20, 40)]
     assert len(holders) == 40
-
-
-# Called ahead
-
-
-def test_where_runs_are_short_the_one_after_the_next_is_called_too(desk):
-    holder, token, (first, second, _) = desk.line_of("w0", "w1", "w2")
-    desk.make_runs_short()
-
-    assert desk.end(holder, token) == ["w0", "w1"]
-
-    assert isinstance(desk.come(second), Parked), "nobody passes who is called first"
-    assert desk.called() == {"w0"}
-    assert isinstance(desk.come(first), Acquired)
-
-
-def test_who_was_called_too_early_is_not_called_again_until_there_is_a_place(desk):
-    holder, token, (first, second) = desk.line_of("w0", "w1")
-    desk.make_runs_short()
-    desk.end(holder, token)
-    copy = desk.copy_of(first)
-    token = desk.acquire(copy).token
-    answer = desk.come(second)
-    assert (answer.how, ids(answer.calls)) == ("line", [])
-    assert desk.attend() == []
-
-    assert desk.end(copy, token) == ["w1"]
-
-
-def test_nobody_is_called_ahead_for_a_second_where_no_slot_was_free(desk):
-    holder, token, (first, second, _) = desk.line_of("w0", "w1", "w2")
-    desk.make_runs_short()
-    desk.end(holder, token)
-    copy = desk.copy_of(first)
-    token = desk.acquire(copy).token
-    assert isinstance(desk.come(second), Parked)
-    assert float(desk.pace()["no_slot_until"]) > desk.keyspace.now_ms()
-
-    assert desk.end(copy, token) == ["w1"]
-
-
-def test_the_pace_follows_the_last_runs(desk):
-    holder, token, (first,) = desk.line_of("w0")
-    desk.make_runs_short(1000)
-    desk.end(holder, token)
-    assert 700 <= int(desk.pace()["hold_ms"]) < 1000
-    assert isinstance(desk.come(first), Acquired)
-
-
-# Nobody leaves
-
-
-def test_a_holder_that_dies_is_noticed_when_its_lease_ends(desk):
-    holder, _, (first,) = desk.line_of("w0")
-    assert TTL - 5.0 < desk.attention_in() <= TTL + 0.1
-    assert desk.attend() == []
-    desk.expire(holder)
-
-    assert desk.attend() == ["w0"]
-    assert isinstance(desk.come(first), Acquired)
-
-
-def test_a_holder_that_renews_is_looked_at_when_its_new_lease_ends(desk):
-    holder, token, _ = desk.line_of("w0")
-    assert desk.renewed(holder._replace(ttl=1000.0), token) == ""
-    assert desk.attend() == []
-    assert 900.0 < desk.attention_in() <= 1000.1
-
-
-def test_a_place_that_is_held_for_a_while_is_given_on_afterwards(desk):
-    holder, token, (first,) = desk.line_of("w0")
-    assert desk.end(holder, token, hold=20.0) == []
-    assert 15.0 < desk.attention_in() <= 20.1
-    assert isinstance(desk.come(first), Parked)
-    assert desk.attend() == []
-    desk.client.delete(desk.name("lease"))
-
-    assert desk.attend() == ["w0"]
-
-
-def test_a_holder_released_by_an_operator_is_followed_soon(desk):
-    holder, token, _ = desk.line_of("w0")
-    assert desk.evict(holder, token) == "released"
-    assert desk.attention_in() <= 0.0
-    assert desk.attend() == ["w0"]
-
-
-def test_an_inner_run_of_the_holder_makes_no_room(desk):
-    holder, _, _ = desk.line_of("w0")
-    inner = desk.claim(holder.owner, owner=holder.owner, execution_key="invoice:1", has_trigger=False)
-    token = desk.acquire(inner).token
-    assert desk.end(inner, token, hold=None) == []
-    assert desk.called() == set()
-
-
-def test_an_attendant_that_dies_before_it_publishes_loses_nobody(desk):
-    holder, _, (first,) = desk.line_of("w0")
-    desk.expire(holder)
-    desk.lose_next_reply()
-    assert desk.attend() == []
-    desk.overdue(first)
-    assert desk.look_at(first) == "w0"
-
-
-def test_a_sweeper_knows_the_lock_key_that_needs_it(desk):
-    holder, _, _ = desk.line_of("w0")
-    desk.expire(holder)
-    desk.client.zadd(desk.name("due"), {f"\n{LOCK.text}": desk.keyspace.now_ms() - 1})
-
-    (record,) = desk.sweep()
-
-    assert (record.task_id, record.execution_key) == ("", LOCK.text)
-    assert ids(desk.store.attend(LOCK)) == ["w0"]
-
-
-def test_a_skipped_newcomer_calls_whom_it_finds_uncalled(desk):
-    holder, _, _ = desk.line_of("w0")
-    desk.expire(holder)
-
-    answer = desk.enter(desk.claim("new", on_held="skip"))
-
-    assert isinstance(answer, Ended)
-    assert ids(answer.calls) == ["w0"]

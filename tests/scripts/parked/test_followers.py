@@ -109,7 +109,7 @@ def test_many_are_handed_out_a_few_at_once_and_each_hands_out_two_more(desk, kin
     rounds = 0
     while out:
         rounds += 1
-        copy, ended = follow(desk, waiting.pop(out.pop(0)))
+        _, ended = follow(desk, waiting.pop(out.pop(0)))
         calls = ids(ended.calls)
         assert len(calls) == min(2, len(waiting) - len(out))
         out += calls

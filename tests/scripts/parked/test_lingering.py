@@ -21,6 +21,7 @@ def linger(desk, task_id="l0", **how):
     answer = desk.enter(claim)
     assert isinstance(answer, Linger), answer
     assert ids(answer.calls) == []
+    desk.let_linger_last()
     return claim
 
 
@@ -101,6 +102,7 @@ def test_who_was_called_ahead_waits_in_its_slot_while_the_first_comes(desk, shor
 
     assert isinstance(desk.enter(copy), Linger)
 
+    desk.let_linger_last()
     assert not has_baton(desk), "the place is the first one's: the baton would send it round in circles"
     ahead = desk.copy_of(first)
     token = desk.acquire(ahead).token
