@@ -256,12 +256,12 @@ local function wait_for(who, first, all, is_unripe)
   if on_held == 'join' and digest ~= '' then
     for _, other in ipairs(all) do
       if other.digest == digest then
-        return follow(other.group, who)
+        return follow(other.group, {other.since, other.task, other.worker, other.ends})
       end
     end
     local twin = redis.call('HGET', pace, 'join:' .. digest)
     if twin and redis.call('ZSCORE', line, twin) then
-      return follow(group_of(twin), who)
+      return follow(group_of(twin), {now, string.match(twin, '^[^\n]*'), '', now})
     end
     redis.call('HSET', pace, 'join:' .. digest, member)
   elseif on_held == 'coalesce' and not about then

@@ -38,6 +38,22 @@ def test_two_sweepers_call_one(desk):
     assert (desk.attend(), desk.attend()) == (["w0"], [])
 
 
+def test_who_has_come_by_another_lock_key_is_waited_for_no_more(desk):
+    holder, token, (claim, _) = desk.line_of("w0", "w1")
+    elsewhere = claim._replace(record=claim.record._replace(lock_key=OTHER_LOCK))
+    run = desk.copy_of(claim, record=elsewhere.record)
+    desk.end(run, desk.acquire(run).token)
+    desk.settle(run)
+    assert desk.end(holder, token) == ["w0"], "its place is still there"
+    desk.let_reservation_lapse(claim)
+    assert desk.look_at(claim) is None
+    assert desk.due_in(claim) is None
+
+    assert desk.attend() == ["w1"]
+
+    assert desk.parked() == {"w1"}
+
+
 # Recalled
 
 

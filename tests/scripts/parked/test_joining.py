@@ -40,7 +40,9 @@ def test_those_who_wait_with_one_payload_wait_for_one_of_them(desk):
     holder, token = desk.hold(on_held="join", digest="d1")
     first = joins(desk, "j0", "d2")
     joins(desk, "j1", "d3")
-    second = joins(desk, "j2", "d2")
+    second = desk.waits("j2", "join", digest="d2")
+    answer = desk.enter(second)
+    assert (answer.how, answer.task_id) == ("group", "j0"), "it is told whose outcome it will get"
     assert desk.line() == ["j0", "j1"]
     assert set(desk.followers()) == {"j2"}
 
