@@ -75,10 +75,13 @@ class Walk(World):
         """Ask as a delivery does, until there is an answer for good."""
         claim, may_linger = own, own.on_held in PARKING and self.chance(0.5)
         for _ in range(50):
+            before = self.line(claim.record.lock_key)
             asked = claim._replace(waits=claim.waits._replace(linger=0.4 if may_linger else 0.0))
             if self.fault():
                 self.store.enter(asked)  # the reply is lost
             answer = self.store.enter(asked)
+            if isinstance(answer, Acquired):
+                self.check_order(claim, before)
             self.tell("deliver", own.message, own.copy[:4], own.generation, answer)
             if self.fault() and self.chance(0.4):
                 self.fall_silent(own, answer)

@@ -54,6 +54,16 @@ class Run(NamedTuple):
     token: int
 
 
+class Line(NamedTuple):
+    """Those in line with their tickets, who is called and until when, who is held back, and how many places are free."""
+
+    tickets: dict[str, float]
+    called: dict[str, float]
+    gathers: str
+    is_unripe: bool
+    free: int
+
+
 class World:
     """What there is; what happens in it is for who walks through it."""
 
@@ -75,6 +85,11 @@ class World:
         self.succeeded: set[str] = set()
         #: What has happened, to be read when something is broken.
         self.story: list[str] = []
+
+    @property
+    def now_ms(self) -> int:
+        """The time as the scripts see it."""
+        return round(self.now * 1_000_000) // 1000
 
     def new_id(self) -> str:
         return UUID(int=self.dice.getrandbits(128)).hex
@@ -171,8 +186,27 @@ class World:
                 if members:
                     raise Broken(f"{what}: {sorted(members)}")
             lines = self.client.hgetall(self.store.keys.lock(key).lease).values()
-            if sum(float(line.split("\n")[0]) > self.now * 1000 for line in lines) > self.limit:
+            if sum(float(line.split("\n")[0]) > self.now_ms for line in lines) > self.limit:
                 raise Broken(f"too many hold {key}")
+
+    def line(self, key: LockKey) -> Line:
+        names, now = self.store.keys.lock(key), self.now_ms
+        gathers, ripe = self.client.hmget(names.pace, "gathers", "ripe_ms")
+        held = sum(float(line.split("\n")[0]) > now for line in self.client.hgetall(names.lease).values())
+        tickets, called = (dict(self.client.zrange(name, 0, -1, withscores=True)) for name in (names.line, names.called))
+        return Line(tickets, called, gathers or "", float(ripe or 0) > now, self.limit - held)
+
+    def check_order(self, claim: Claim, before: Line) -> None:
+        """Raise `Broken` when a trigger that has entered has passed somebody."""
+        member = claim.record.member
+        if member not in before.tickets and claim.on_held == "coalesce" and before.gathers in before.tickets:
+            member = before.gathers  # whose place it has taken
+        ticket = before.tickets.get(member, float("inf"))
+        earlier = {other for other, its in before.tickets.items() if its < ticket}
+        reserved = {other for other in earlier if before.called.get(other, 0) > self.now_ms}
+        waiting = earlier - before.called.keys() - ({before.gathers} if before.is_unripe else set())
+        if len(reserved) >= before.free or (waiting and member not in before.called):
+            raise Broken(f"{claim.record.task_id} passes {sorted(reserved | waiting)}")
 
     def check_over(self) -> None:
         """Raise `Broken` when a trigger has no outcome, or something is left of waiting."""

@@ -15,16 +15,3 @@ def desk(place, open_connections):
     yield desk
     desk.check()
     place.keyspace.clear()
-
-
-@pytest.fixture(params=["as asked", "reply lost"])
-def disturb(request, desk):
-    """Does what it says to the next script call, before the test looks at it."""
-    lost = []
-
-    def disturb():
-        if request.param == "reply lost":
-            lost.append(desk.lose_next_reply())
-
-    yield disturb
-    assert all(lost)
