@@ -77,10 +77,11 @@ class Walk(World):
         for _ in range(50):
             before = self.line(claim.record.lock_key)
             asked = claim._replace(waits=claim.waits._replace(linger=0.4 if may_linger else 0.0))
-            if self.fault():
-                self.store.enter(asked)  # the reply is lost
+            is_lost = self.fault()
+            if is_lost:
+                self.store.enter(asked)
             answer = self.store.enter(asked)
-            if isinstance(answer, Acquired):
+            if isinstance(answer, Acquired) and not is_lost:
                 self.check_order(claim, before)
             self.tell("deliver", own.message, own.copy[:4], own.generation, answer)
             if self.fault() and self.chance(0.4):
