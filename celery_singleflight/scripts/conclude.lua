@@ -91,5 +91,6 @@ elseif redis.call('HEXISTS', trigger, 'message') == 1 then
   redis.call('ZADD', due, text(now + patience_ms), member)
 end
 redis.call('PEXPIRE', trigger, text(math.max(tonumber(keep_ms), 3600000)))
+lead_no_more(owner)
 end_group(calls, about and about.group or group, member, outcome)
 return concluded()

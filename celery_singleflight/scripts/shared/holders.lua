@@ -40,3 +40,13 @@ local function leave_place(owner, hold_ms)
   end
   return line
 end
+
+-- The outcome of a holder that goes on for a while is told: nobody may begin to wait for it.
+local function lead_no_more(owner)
+  local line = redis.call('HGET', lease, owner)
+  if line then
+    local holder = facts(line)
+    redis.call('HSET', lease, owner, table.concat(
+      {text(holder.ends), text(holder.since), holder.fence, holder.worker, '', '', holder.task}, '\n'))
+  end
+end

@@ -138,6 +138,21 @@ def test_nobody_joins_a_run_that_has_ended_and_only_keeps_its_place(desk):
     assert isinstance(desk.come(late), Acquired)
 
 
+@pytest.mark.parametrize("before", [0, 1])
+def test_nobody_joins_a_run_that_has_failed_and_whose_process_still_lives(desk, before):
+    holder, _ = desk.hold(on_held="join", digest="d1")
+    early = [joins(desk, f"j{n}") for n in range(before)]
+    assert desk.withdraw(holder, Outcome.FAILED, owner=holder.owner) == []
+
+    late = desk.waits("late", "join", digest="d1")
+
+    assert desk.enter(late).how == "line"
+    called = desk.give_back(holder, again=5.0, died=True)
+    for claim in (*early, late):
+        assert called == [claim.record.task_id]
+        called = desk.run_called(claim)
+
+
 def test_an_inner_run_of_the_holder_has_no_result_for_who_joined(desk):
     holder, token = desk.hold(on_held="join", digest="d1")
     joins(desk, "j0")
