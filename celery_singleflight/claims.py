@@ -200,7 +200,10 @@ class Led(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """The arguments are to be merged into the message of the trigger that waits, as the index of what is due names it."""
+    """The arguments are to be merged into the message of the trigger that waits, as the index of what is due names it.
+
+    No name means that nobody waits: the trigger's own arguments are to be all.
+    """
 
     by: str
     copy: str

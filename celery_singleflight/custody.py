@@ -163,7 +163,7 @@ class Custody:
             "pause_ms": milliseconds(_HANDOUT_PAUSE),
         }
         reply = self._run(_RECALL, named)
-        if reply.word == "gone":
+        if reply.word != "message":
             return None
         return Handout(reply.message, reply.copy.decode(), first_ms=reply.first_ms.decode())
 

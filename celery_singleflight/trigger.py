@@ -73,7 +73,19 @@ def generation_of(nesting: int | None, retries: int | None) -> int:
 class Trigger:
     """What a run needs to know of the message it was started by. Made for one delivery, used once."""
 
-    __slots__ = ("args", "binding", "claim", "headers", "kwargs", "may_linger", "own_arguments", "request", "task", "waits")
+    __slots__ = (
+        "_unmerged",
+        "args",
+        "binding",
+        "claim",
+        "headers",
+        "kwargs",
+        "may_linger",
+        "own_arguments",
+        "request",
+        "task",
+        "waits",
+    )
 
     def __init__(self, task: Any, request: Any, binding: Binding, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Read the request that the task was delivered with.
@@ -87,6 +99,8 @@ class Trigger:
         self.kwargs = kwargs
         #: As they came, before a merge.
         self.own_arguments = (args, kwargs)
+        #: What a merge has changed of the request, as it came.
+        self._unmerged: tuple[Any, Any, Any, dict[str, Any]] | None = None
         self.headers: dict[str, Any] = request.headers or {}
         #: How often the trigger has been requeued before.
         self.waits = self._waits()
@@ -159,15 +173,35 @@ class Trigger:
 
     def merge(self, kwargs: dict[str, Any], asked: Merge) -> None:
         """Take these arguments, made from its own and those of the trigger that waits. Raises as kombu does."""
+        request = self.request
         marks = {header.DIGEST: arguments_digest((), kwargs), header.KEY: self.lock_key.text}
+        if self._unmerged is None:
+            self._unmerged = request.properties, request.args, request.kwargs, {name: self.headers.get(name) for name in marks}
         replace_arguments(self.request, kwargs, marks)
         self.headers.update(marks)
         self.args, self.kwargs = [], kwargs
         waits = self.claim.waits._replace(merged_with=asked.by, merged_copy=asked.copy)
         self.claim = self.claim._replace(message=pack_message(self.request), waits=waits)
 
+    def unmerge(self) -> None:
+        """Take its own arguments again, as they came."""
+        if self._unmerged is None:
+            return
+        request = self.request
+        request.properties, request.args, request.kwargs, marks = self._unmerged
+        self._unmerged = None
+        for name, value in marks.items():
+            if value is None:
+                self.headers.pop(name, None)
+            else:
+                self.headers[name] = value
+        self.args, self.kwargs = self.own_arguments
+        waits = self.claim.waits._replace(merged_with="", merged_copy="")
+        self.claim = self.claim._replace(message=pack_message(request), waits=waits)
+
     def wait_alone(self) -> None:
         """Wait in line with its own arguments, not coalesced."""
+        self.unmerge()
         self.claim = self.claim._replace(on_held="queue")
 
     def waits_no_more(self) -> None:

@@ -43,7 +43,7 @@ local function settle()
 end
 
 local function concluded()
-  if redis.call('EXISTS', parked) == 1 then
+  if redis.call('EXISTS', pace) == 1 then
     call_next(calls, 1)
   end
   return {'concluded', calls}
@@ -75,8 +75,10 @@ if holder and holder ~= '' and holder ~= owner and runs == task_id and tonumber(
 end
 -- Its run, should it still live, is refused; unless it is the run itself that tells, and releases its lease.
 local by_run = (patience_ms == '' or release ~= '1') and '' or owner
+-- Without patience nobody is about to send what follows, and it is not waited for.
+local ended_ms = text(patience_ms == '0' and now - AGAIN_MS or now)
 redis.call('HSET', trigger, 'owner', '', 'outcome', outcome, 'reason', reason, 'by', by_run, 'concluded_by', owner,
-           'ended_ms', text(now), 'content_type', content_type, 'content_encoding', content_encoding, 'body', body)
+           'ended_ms', ended_ms, 'content_type', content_type, 'content_encoding', content_encoding, 'body', body)
 local about, parked_message = waiter(member)
 if about then
   forget_waiter(member)
@@ -89,5 +91,6 @@ elseif redis.call('HEXISTS', trigger, 'message') == 1 then
   redis.call('ZADD', due, text(now + patience_ms), member)
 end
 redis.call('PEXPIRE', trigger, text(math.max(tonumber(keep_ms), 3600000)))
+lead_no_more(owner)
 end_group(calls, about and about.group or group, member, outcome)
 return concluded()

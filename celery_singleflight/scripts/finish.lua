@@ -101,7 +101,9 @@ if redis.call('EXISTS', pace) == 1 then
       redis.call('HDEL', pace, 'stop', 'stop_by')
     end
   end
-  end_group(calls, mine and facts(mine).group or redis.call('HGET', trigger, 'group'), member, outcome)
+  -- What an outer holder goes on with is its own.
+  local group = hold_ms ~= '' and mine and facts(mine).group or redis.call('HGET', trigger, 'group')
+  end_group(calls, group, member, outcome)
   call_next(calls, 1)
 end
 if #calls > 0 then
