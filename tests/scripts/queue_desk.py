@@ -188,6 +188,12 @@ class QueueDesk(Desk):
         name = self.name("called", claim.record.lock_key)
         assert self.client.zadd(name, {claim.record.member: self.keyspace.now_ms() - 1}, xx=True, ch=True) == 1
 
+    def let_call_be_missed(self, claim: Claim) -> None:
+        """Let nobody come, neither when the trigger is called nor when it is called once more."""
+        self.let_reservation_lapse(claim)
+        assert claim.record.task_id in self.attend(claim.record.lock_key)
+        self.let_reservation_lapse(claim)
+
     def let_linger_last(self, lock_key: LockKey = LOCK) -> None:
         """Let whoever lingers do so for a minute, however slow this machine is."""
         pace, until = self.name("pace", lock_key), self.keyspace.now_ms() + 60_000

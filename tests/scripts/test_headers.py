@@ -75,7 +75,7 @@ HEADERS = {
     "recall": (
         ("lease", *WAITING, "trigger", "due"),
         ("lock_key", "member", "pause_ms"),
-        {"message": ("message", "copy", "first_ms"), "gone": ()},
+        {"message": ("message", "copy", "first_ms"), "later": (), "gone": ()},
     ),
     "attend": (("lease", *WAITING, "due"), ("lock_key",), {"attended": ("calls",)}),
     "find": (("places",), ("none",), {"found": ("parked",)}),
@@ -258,6 +258,14 @@ def message(desk):
 
 
 def message_by_recall(desk):
+    parked_by_enter(desk)
+    claim = waiting(desk)
+    names = desk.store.names(claim.record)
+    desk.client.zadd(names["called"], {claim.record.member: 1})
+    desk.rescue(claim)
+
+
+def later_by_recall(desk):
     parked_by_rescue(desk)
 
 
@@ -298,7 +306,7 @@ SCENES = {
     "settle": (settled,),
     "sweep": (due, wait),
     "rescue": (later, gone, parked_by_rescue, message),
-    "recall": (message_by_recall, gone_by_recall),
+    "recall": (message_by_recall, later_by_recall, gone_by_recall),
     "attend": (attended,),
     "find": (found,),
     "release": (released, live, other),

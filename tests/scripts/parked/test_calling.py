@@ -147,12 +147,24 @@ def test_two_may_be_called_where_two_places_are_free(desk):
 # Reservations end
 
 
-def test_when_a_reservation_has_lapsed_the_next_is_called(desk):
+def test_who_was_called_and_has_not_come_is_called_once_more_before_the_next(desk):
+    holder, token, (first, second) = desk.line_of("w0", "w1")
+    desk.end(holder, token)
+    desk.let_reservation_lapse(first)
+
+    answer = desk.come(second)
+
+    assert answer.how != "again"
+    assert ids(answer.calls) == ["w0"]
+    assert desk.attend() == []
+
+
+def test_when_it_was_called_twice_and_has_not_come_the_next_is_called(desk):
     holder, token, (first, second) = desk.line_of("w0", "w1")
     desk.end(holder, token)
     assert 0.0 < desk.attention_in() <= RESERVED
     assert desk.attend() == []
-    desk.let_reservation_lapse(first)
+    desk.let_call_be_missed(first)
 
     assert desk.attend() == ["w1"]
 
@@ -170,7 +182,7 @@ def test_who_comes_late_runs_if_its_place_is_still_there(desk):
 def test_who_comes_late_and_finds_its_place_taken_is_first_in_line_again(desk):
     holder, token, (first, second) = desk.line_of("w0", "w1")
     desk.end(holder, token)
-    desk.let_reservation_lapse(first)
+    desk.let_call_be_missed(first)
     desk.attend()
     copy = desk.copy_of(second)
     token = desk.acquire(copy).token
@@ -185,7 +197,7 @@ def test_who_comes_late_and_finds_its_place_taken_is_first_in_line_again(desk):
 def test_where_all_in_line_have_missed_their_call_a_newcomer_runs(desk):
     holder, token, (first,) = desk.line_of("w0")
     desk.end(holder, token)
-    desk.let_reservation_lapse(first)
+    desk.let_call_be_missed(first)
     assert isinstance(desk.enter(desk.waits("new")), Acquired)
 
 
@@ -195,7 +207,7 @@ def test_many_who_do_not_come_do_not_keep_others_from_being_called(desk):
     calls = desk.end(holder, token)
     for claim in claims[:-1]:
         assert calls == [claim.record.task_id]
-        desk.let_reservation_lapse(claim)
+        desk.let_call_be_missed(claim)
         calls = desk.attend()
     assert calls == ["present"]
     assert isinstance(desk.come(claims[-1]), Acquired)

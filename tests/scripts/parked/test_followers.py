@@ -210,7 +210,7 @@ def test_who_finds_its_leader_unknown_leaves_those_who_are_next_to_a_sweeper(des
     assert desk.store.follow(copy, by) is None
 
     assert desk.attention_in() <= 0.0
-    desk.let_reservation_lapse(desk.waits("w0"))
+    desk.let_call_be_missed(desk.waits("w0"))
     assert desk.attend() == ["w1"]
 
 

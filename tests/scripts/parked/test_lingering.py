@@ -31,7 +31,8 @@ def has_baton(desk):
 
 def test_the_first_in_line_may_wait_in_its_slot_for_a_few_runs(desk, short):
     answer = desk.enter(desk.waits("l0", linger=0.4))
-    assert answer == Linger(0.09, calls=[])
+    assert answer == Linger(0.09, ticket=answer.ticket, calls=[])
+    assert answer.ticket == desk.client.zscore(desk.name("line"), "l0")
     assert desk.line() == ["l0"]
     assert desk.pace()["lingers"] == "l0"
 
@@ -141,12 +142,13 @@ def test_the_message_of_one_that_dies_in_its_slot_is_handed_out(desk, short):
     assert isinstance(desk.come(claim), Acquired)
 
 
-def test_the_next_one_lingers_when_the_first_has_died_in_its_slot(desk, short):
+def test_one_that_has_died_in_its_slot_is_called_and_the_next_one_ahead_of_its_turn(desk, short):
     claim = linger(desk)
     desk.park("w1")
     desk.let_linger_lapse()
     desk.let_reservation_lapse(claim)
-    assert desk.end(*short) == ["w1"]
+    assert desk.end(*short) == ["l0", "w1"]
+    assert desk.pace()["lingers"] == "w1"
     assert desk.attend() == []
 
 
