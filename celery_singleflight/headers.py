@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ("COPY", "DIGEST", "EVENTS", "FIRST_SEEN", "KEY", "MESSAGE", "OF_A_WAIT", "OWNER", "PREVIOUS", "SERIALIZER", "WAITS")
+__all__ = ("COPY", "DIGEST", "EVENTS", "FIRST_SEEN", "KEY", "MESSAGE", "OF_A_WAIT", "OWNER", "PLACE", "PREVIOUS", "SERIALIZER", "WAITS")
 
 #: The lock key, and the digest of the arguments it was made from.
 KEY: Final = "singleflight_key"
@@ -16,7 +16,9 @@ PREVIOUS: Final = "singleflight_previous"
 #: How often the trigger has been requeued, and the store time in ms at which it first met contention.
 WAITS: Final = "singleflight_waits"
 FIRST_SEEN: Final = "singleflight_first_seen"
-OF_A_WAIT: Final = (COPY, PREVIOUS, WAITS, FIRST_SEEN)
+#: Its place in the line of those who wait with the broker, as the store has written it.
+PLACE: Final = "singleflight_place"
+OF_A_WAIT: Final = (COPY, PREVIOUS, WAITS, FIRST_SEEN, PLACE)
 
 #: Properties that the worker's main process adds to a delivery; they do not travel with the message.
 OWNER: Final = "singleflight_owner"

@@ -50,13 +50,14 @@ def requeue(trigger: Trigger, held: Held) -> NoReturn:
     wait = trigger.claim.wait
     if wait is not None and not held.is_own:
         countdown = max(min(countdown, max(wait - held.waited, 0.0) + 0.01), _least_delay(app))
-    signature = _publish(trigger, countdown, {**_next_copy(trigger), header.FIRST_SEEN: held.first_ms})
+    place = {header.PLACE: held.ticket} if held.ticket else {}
+    signature = _publish(trigger, countdown, {**_next_copy(trigger), header.FIRST_SEEN: held.first_ms, **place})
     signals.requeued.send(
         sender=trigger.task, lock_key=lock_key, task_id=trigger.request.id, countdown=countdown, waits=trigger.waits + 1
     )
     if held.is_own:
-        place = f"while it runs on {held.worker}" if held.worker else "just after its end"
-        trigger.leave(f"was delivered again {place}; a copy looks again in {countdown:.1f} s")
+        when = f"while it runs on {held.worker}" if held.worker else "just after its end"
+        trigger.leave(f"was delivered again {when}; a copy looks again in {countdown:.1f} s")
     raise Retry(exc=contention, when=countdown, sig=signature)
 
 

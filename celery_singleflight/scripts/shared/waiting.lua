@@ -70,6 +70,15 @@ end
 
 -- Call those who are next: as many as there are places, and so many more where runs are short, to be there in time.
 local function call_next(calls, ahead)
+  local hold, limit, gathers, ripe, no_slot = unpack(
+    redis.call('HMGET', pace, 'hold_ms', 'limit', 'gathers', 'ripe_ms', 'no_slot_until'))
+  limit = tonumber(limit or nil) or 1
+  local live, first = holders_now()
+  local lingers = lingerer()
+  if lingers and live < limit and redis.call('LLEN', baton) == 0 then
+    redis.call('RPUSH', baton, '1')
+    redis.call('PEXPIRE', baton, '2000')
+  end
   local waiting = redis.call('ZCARD', line)
   if waiting == 0 then
     if redis.call('EXISTS', parked) == 0 then
@@ -78,17 +87,8 @@ local function call_next(calls, ahead)
     end
     return
   end
-  local hold, limit, gathers, ripe, no_slot = unpack(
-    redis.call('HMGET', pace, 'hold_ms', 'limit', 'gathers', 'ripe_ms', 'no_slot_until'))
-  limit = tonumber(limit or nil) or 1
   if (tonumber(hold or nil) or SHORT_MS + 1) > SHORT_MS or (tonumber(no_slot or nil) or 0) > now then
     ahead = 0
-  end
-  local live, first = holders_now()
-  local lingers = lingerer()
-  if lingers and live < limit and redis.call('LLEN', baton) == 0 then
-    redis.call('RPUSH', baton, '1')
-    redis.call('PEXPIRE', baton, '2000')
   end
   local valid, all = redis.call('ZCOUNT', called, '(' .. text(now), '+inf'), redis.call('ZCARD', called)
   local want = math.min(math.max(limit - live, 0) + ahead - valid, limit + MOST_CALLED - all, 20)
