@@ -19,7 +19,7 @@ _FIRST_OWN_DELAY: Final = 1.0
 #: Seconds of the first floor under the countdown of one that has looked in vain; doubles with each try.
 _FIRST_FLOOR: Final = 0.05
 #: Which part of the time until its turn a trigger waits, and how long at least, in seconds.
-_EARLY: Final = 0.97
+_EARLY: Final = 0.95
 _SHORTEST: Final = 0.002
 _JITTER: Final = 0.2
 #: Places spread those who wait: chance is only to keep two from coming at the same instant.

@@ -94,9 +94,12 @@ local function take_place(what, since, age, remaining)
 
   local turn
   if place <= IN_FRONT then
-    local at = math.max(now + left + math.min(each / 2, LATE_MS), tonumber(front or 0))
-    at = math.min(at, now + left + math.max(issued - head, 1) * each)
-    front, turn = at + each, at - now
+    -- How long a run that has outstayed the hold time goes on is a guess, by which nobody else is to be kept waiting.
+    local others = math.max(issued - head - 1, 0)
+    -- Where others wait, one of them is likely to be there at the very moment.
+    local free = now + math.min(left, each) + (others > 0 and math.min(each / 2, LATE_MS) or COST_MS)
+    local at = math.min(math.max(free, tonumber(front or 0)), free + others * each)
+    front, turn = at + each, at - now + math.max(left - each, 0)
   else
     turn = left + (place - IN_FRONT + 0.5) * each
   end
