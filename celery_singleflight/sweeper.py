@@ -25,6 +25,7 @@ from celery_singleflight.errors import ScriptError, SingleflightError
 from celery_singleflight.handoff import hand_on
 from celery_singleflight.keys import LockKey
 from celery_singleflight.message import publish_again
+from celery_singleflight.patience import warn_of_settings
 from celery_singleflight.trigger import new_owner
 
 if TYPE_CHECKING:
@@ -157,6 +158,7 @@ class SweeperStep(StartStopStep):  # type: ignore[misc]
         """Look for the first time, soon."""
         if not self._has_warned and lock_names(consumer.app):
             warn_of_risks(coordination(consumer.app).client)
+            warn_of_settings(consumer.app)
             self._has_warned = True
         self._entry = consumer.timer.call_after(_INTERVAL, self._tick, (consumer,))
 

@@ -296,6 +296,13 @@ def test_tries_count_how_often_one_looks_in_vain(line):
     assert [line.look("a").tries for _ in range(2)] == [0, 1]
 
 
+def test_who_comes_a_little_early_has_not_looked_in_vain(line):
+    line.hold(since=100.0)
+    line.look("a")
+    line.knows(hold_ms="95000")
+    assert [line.look("a").tries for _ in range(3)] == [0, 0, 0]
+
+
 def test_the_line_is_only_kept_while_somebody_waits(line, desk):
     line.hold()
     name = desk.pace_name(desk.claim("x"))

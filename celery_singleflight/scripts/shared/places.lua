@@ -55,8 +55,6 @@ local function take_place(what, since, age, remaining)
     number, tries, last_head = 0, 0, nil
   end
   local is_back = number > 0
-  -- The same is in the way as when it looked last, and nobody of the line has entered since.
-  tries = (last_head == string.format('%.2f', head) and since <= last_ms) and tries + 1 or 0
   if what == 'lock' and not is_back then
     number = issued + 1
   end
@@ -66,6 +64,9 @@ local function take_place(what, since, age, remaining)
   local place = what == 'lock' and math.max(number - head, 0) or 0
   local each = hold and hold / places + COST_MS or UNKNOWN_MS
   local over = age - (hold or 0)
+  -- The same is in the way as when it looked last, for longer than was to be expected, and nobody of the line has entered since.
+  local is_stuck = since <= last_ms and over > (hold or 0) / 4 and last_head == string.format('%.2f', head)
+  tries = is_stuck and tries + 1 or 0
   local left
   if over < 0 then
     left = -over
