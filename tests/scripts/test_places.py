@@ -287,12 +287,12 @@ def test_nobody_waits_longer_than_for_the_end_of_a_lease_that_is_not_renewed(des
 
 
 def test_tries_count_how_often_one_looks_in_vain(line):
-    held = line.hold()
+    held = line.hold(since=1.0)
     assert [line.look("a").tries for _ in range(4)] == [0, 1, 2, 3]
     assert line.look("b").tries == 0
     line.release(held)
     line.enter("b")
-    line.hold("again")
+    line.hold("again", since=1.0)
     assert [line.look("a").tries for _ in range(2)] == [0, 1]
 
 
