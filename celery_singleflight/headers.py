@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ("COPY", "DIGEST", "EVENTS", "FIRST_SEEN", "KEY", "MESSAGE", "OF_A_WAIT", "OWNER", "PLACE", "PREVIOUS", "SERIALIZER", "WAITS")
+__all__ = (
+    "COPY",
+    "DIGEST",
+    "EVENTS",
+    "FIRST_SEEN",
+    "KEY",
+    "MESSAGE",
+    "OF_A_WAIT",
+    "OWNER",
+    "PLACE",
+    "PREVIOUS",
+    "SERIALIZER",
+    "WAITS",
+)
 
 #: The lock key, and the digest of the arguments it was made from.
 KEY: Final = "singleflight_key"

@@ -158,7 +158,7 @@ class SweeperStep(StartStopStep):  # type: ignore[misc]
         """Look for the first time, soon."""
         if not self._has_warned and lock_names(consumer.app):
             warn_of_risks(coordination(consumer.app).client)
-            warn_of_settings(consumer.app)
+            warn_of_settings(consumer.app, getattr(consumer, "initial_prefetch_count", 0) or 0)
             self._has_warned = True
         self._entry = consumer.timer.call_after(_INTERVAL, self._tick, (consumer,))
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from celery_singleflight.claims import Held, Parked
     from celery_singleflight.trigger import Trigger
 
-__all__ = ("longest_delay", "park", "requeue", "requeue_without_store", "wait_for_successor")
+__all__ = ("driver_of", "longest_delay", "park", "requeue", "requeue_without_store", "wait_for_successor")
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +99,12 @@ def longest_delay(app: Celery) -> float:
 
 def _least_delay(app: Celery) -> float:
     """Native delayed delivery on quorum queues counts whole seconds, and fails below one."""
-    driver = app.producer_pool.connections.connection.transport.driver_type
-    return 1.0 if detect_quorum_queues(app, driver)[0] else 0.0
+    return 1.0 if detect_quorum_queues(app, driver_of(app))[0] else 0.0
+
+
+def driver_of(app: Celery) -> str:
+    """Return what kombu calls the kind of the broker, such as "amqp" or "redis"."""
+    return str(app.producer_pool.connections.connection.transport.driver_type)
 
 
 def _next_copy(trigger: Trigger) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from desk import OTHER_LOCK
 
-from celery_singleflight.claims import Acquired, Ended, Encoded, Held, Linger, Outcome, Waits
+from celery_singleflight.claims import Acquired, Encoded, Ended, Held, Linger, Outcome, Waits
 
 #: Seconds within which a script answers, at worst, on a busy machine.
 SLACK = 5.0
@@ -229,7 +231,7 @@ def test_the_first_comes_when_the_run_ends_and_each_other_one_hold_time_later(li
     assert [line.look(name).hold for name in "ab"] == [40.0, 40.0]
     assert turns[1] - turns[0] == pytest.approx(40.0, abs=SLACK)
     assert turns[2] == pytest.approx(90.0, abs=SLACK)
-    assert [later - turn for turn, later in zip(turns[2:], turns[3:], strict=False)] == pytest.approx([40.0, 40.0], abs=SLACK)
+    assert [later - turn for turn, later in pairwise(turns[2:])] == pytest.approx([40.0, 40.0], abs=SLACK)
 
 
 def test_with_a_limit_of_two_turns_are_twice_as_dense(desk):

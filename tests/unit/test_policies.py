@@ -27,7 +27,16 @@ class Most:
 
 
 def held(what="lock", **how):
-    facts = {"task_id": "t", "worker": "w", "age": 1.0, "remaining": 30.0, "hold": 0.0, "turn": 0.0, "waited": 0.0, "first_ms": "1"}
+    facts = {
+        "task_id": "t",
+        "worker": "w",
+        "age": 1.0,
+        "remaining": 30.0,
+        "hold": 0.0,
+        "turn": 0.0,
+        "waited": 0.0,
+        "first_ms": "1",
+    }
     return Held(what=what, **{**facts, **how})
 
 
@@ -78,7 +87,9 @@ def test_a_holder_that_hangs_is_not_polled():
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
 
 
-@pytest.mark.parametrize(("remaining", "longest", "delay"), [(30.0, 60.0, 30.0), (5.0, 60.0, 5.0), (0.0, 60.0, 1.0), (30.0, 7.0, 7.0)])
+@pytest.mark.parametrize(
+    ("remaining", "longest", "delay"), [(30.0, 60.0, 30.0), (5.0, 60.0, 5.0), (0.0, 60.0, 1.0), (30.0, 7.0, 7.0)]
+)
 def test_nobody_is_kept_from_looking_when_a_holder_that_hangs_would_have_lost_its_lease(remaining, longest, delay):
     assert requeue_delay(held(remaining=remaining, tries=20), 20, longest=longest, chance=Least()) == delay
 

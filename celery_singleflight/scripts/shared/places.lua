@@ -96,7 +96,8 @@ local function take_place(what, since, age, remaining)
   local turn
   if place <= IN_FRONT then
     -- How long a run that has outstayed the hold time goes on is a guess, by which nobody else is to be kept waiting.
-    local others = math.max(issued - head - 1, 0)
+    -- Of those behind it, and of those who let others pass as it did.
+    local others = math.max(issued - head - 1, math.min(head - number, 16), 0)
     -- Where others wait, one of them is likely to be there at the very moment.
     local free = now + math.min(left, each) + (others > 0 and math.min(each / 2, LATE_MS) or COST_MS)
     local at = math.min(math.max(free, tonumber(front or 0)), free + others * each)
@@ -110,5 +111,5 @@ local function take_place(what, since, age, remaining)
     keep(pace, 600000)
   end
   local its = table.concat({epoch, text(number), tries, text(now), string.format('%.2f', head)}, ':')
-  return {hold = hold, turn = turn, place = math.ceil(place), tries = tries, ticket = its}
+  return {hold = hold, turn = turn, place = math.max(math.ceil(place), what == 'lock' and 1 or 0), tries = tries, ticket = its}
 end
