@@ -82,6 +82,7 @@ class Store(Custody):
                 "deaths": "" if claim.max_deliveries is None else claim.max_deliveries,
                 "task": "" if record.execution_key is None else claim.task,
                 "waits": _packed(claim.waits),
+                "ticket": claim.ticket,
             },
         )
         if reply.word == "reused":
@@ -280,6 +281,9 @@ def _held(reply: Any) -> Held:
         turn=reply.turn_ms / 1000,
         waited=(int(reply.now_ms) - int(reply.first_ms)) / 1000,
         first_ms=reply.first_ms.decode(),
+        place=reply.place,
+        tries=reply.tries,
+        ticket=reply.ticket.decode(),
     )
 
 

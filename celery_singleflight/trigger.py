@@ -110,8 +110,9 @@ class Trigger:
         wait = options.wait_timeout if wait is None else wait
         owner = (request.properties or {}).get(header.OWNER) or new_owner()
         is_parked = policy in PARKING and not request.is_eager
+        ticket = str(self.headers.get(header.PLACE, ""))
         #: Whether its slot may wait for a place for a while.
-        self.may_linger = is_parked
+        self.may_linger = is_parked or bool(ticket)
         record = Record(self._lock_key(), str(request.id), self._execution_key())
         self.claim = Claim(
             record=record,
@@ -133,6 +134,7 @@ class Trigger:
             max_deliveries=options.max_deliveries,
             task=task.name,
             waits=self._waits_as(policy, record.lock_key) if is_parked else _KEPT if options.rescue else _NOT_KEPT,
+            ticket=ticket,
         )
 
     @property

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from celery_singleflight.claims import Held, Parked
     from celery_singleflight.trigger import Trigger
 
-__all__ = ("longest_delay", "park", "requeue", "requeue_without_store", "wait_for_successor")
+__all__ = ("driver_of", "longest_delay", "park", "requeue", "requeue_without_store", "wait_for_successor")
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +51,14 @@ def requeue(trigger: Trigger, held: Held) -> NoReturn:
     wait = trigger.claim.wait
     if wait is not None and not held.is_own:
         countdown = max(min(countdown, max(wait - held.waited, 0.0) + 0.01), _least_delay(app))
-    signature = _publish(trigger, countdown, {**_next_copy(trigger), header.FIRST_SEEN: held.first_ms})
+    place = {header.PLACE: held.ticket} if held.ticket else {}
+    signature = _publish(trigger, countdown, {**_next_copy(trigger), header.FIRST_SEEN: held.first_ms, **place})
     signals.requeued.send(
         sender=trigger.task, lock_key=lock_key, task_id=trigger.request.id, countdown=countdown, waits=trigger.waits + 1
     )
     if held.is_own:
-        place = f"while it runs on {held.worker}" if held.worker else "just after its end"
-        trigger.leave(f"was delivered again {place}; a copy looks again in {countdown:.1f} s")
+        when = f"while it runs on {held.worker}" if held.worker else "just after its end"
+        trigger.leave(f"was delivered again {when}; a copy looks again in {countdown:.1f} s")
     raise without_run(Retry(exc=contention, when=countdown, sig=signature))
 
 
@@ -99,8 +100,12 @@ def longest_delay(app: Celery) -> float:
 
 def _least_delay(app: Celery) -> float:
     """Native delayed delivery on quorum queues counts whole seconds, and fails below one."""
-    driver = app.producer_pool.connections.connection.transport.driver_type
-    return 1.0 if detect_quorum_queues(app, driver)[0] else 0.0
+    return 1.0 if detect_quorum_queues(app, driver_of(app))[0] else 0.0
+
+
+def driver_of(app: Celery) -> str:
+    """Return what kombu calls the kind of the broker, such as "amqp" or "redis"."""
+    return str(app.producer_pool.connections.connection.transport.driver_type)
 
 
 def _next_copy(trigger: Trigger) -> dict[str, Any]:
