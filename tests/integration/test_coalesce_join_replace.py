@@ -9,8 +9,8 @@ import waiting_app
 from aftermath import record_of
 from celery import chain, chord
 from celery.exceptions import ChordError, TaskRevokedError, TimeLimitExceeded
-from nodes import redis_settings, wait_until
-from waiting_room import get_all, held, line, park, park_all, parked, values
+from nodes import wait_until
+from waiting_room import get_all, held, line, park, park_all, parked, settings_apart, values
 
 from celery_singleflight import Contended
 
@@ -18,7 +18,7 @@ from celery_singleflight import Contended
 @pytest.fixture(scope="module")
 def crew(start_shared, valkey):
     """Two workers of three processes; a holder of any policy hears within a second that it is to stop."""
-    return start_shared(redis_settings(valkey.url, singleflight_lease_ttl=3), concurrency=3, app_module=waiting_app)
+    return start_shared(settings_apart(valkey.url, singleflight_lease_ttl=3), concurrency=3, app_module=waiting_app)
 
 
 @pytest.fixture

@@ -7,15 +7,15 @@ from itertools import pairwise
 
 import pytest
 import waiting_app
-from nodes import redis_settings, wait_until
+from nodes import wait_until
 from waiting_app import LINGERING
-from waiting_room import get_all, held, park, park_all, remember_short_runs, values
+from waiting_room import get_all, held, park, park_all, remember_short_runs, settings_apart, values
 
 
 @pytest.fixture
 def start(start_place, valkey):
     def start(**how):
-        config = redis_settings(valkey.url, singleflight_lease_ttl=30, watches_lingering=True)
+        config = settings_apart(valkey.url, singleflight_lease_ttl=30, watches_lingering=True)
         return start_place(config, app_module=waiting_app, **how)
 
     return start
