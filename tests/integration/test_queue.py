@@ -200,6 +200,16 @@ def test_what_is_revoked_in_line_leaves_it(place, key):
     assert record_of(place, revoked.id)["outcome"] == "revoked"
 
 
+def test_a_holder_that_is_terminated_makes_room_for_the_next(place, key):
+    holder = place.task("line").delay(key, "holder", f"never-{key}")
+    wait_until(lambda: place.ledger.runs(key), 15, "it runs")
+    waiting = park_all(place, key, in_line(place, key, 2))
+    holder.revoke(terminate=True, signal="SIGKILL")
+    assert get_all(waiting, 20) == [0, 1], "nobody waits for its lease of thirty seconds"
+    assert values(place, key) == ["holder", 0, 1]
+    assert record_of(place, holder.id)["outcome"] == "revoked"
+
+
 def test_a_revoke_outlives_all_workers_that_heard_it(start_place, valkey, key):
     place = start_place(settings_apart(valkey.url), workers=1, app_module=waiting_app)
     with held(place, key):
