@@ -164,6 +164,16 @@ def test_fifty_of_a_chord_with_one_payload_are_one_run_with_fifty_equal_results(
     assert parked(place, key) == set()
 
 
+def test_one_payload_may_be_spelled_in_several_ways(place, key):
+    task = place.task("joined")
+    leader = start_holder(place, "joined", key, "payload")
+    spelled = [task.s(key, "payload", key), task.s(key=key, gate=key, payload="payload"), task.s(key, "payload", key, 0)]
+    joined = park_all(place, key, spelled)
+    assert line(place, key) == []
+    place.ledger.open(key)
+    assert get_all([leader, *joined]) == [["payload", 1]] * 4
+
+
 def test_those_who_joined_a_run_that_retries_get_its_last_outcome(place, key):
     task = place.task("joined_retry")
     leader = start_holder(place, "joined_retry", key, "payload", failures=1)
