@@ -45,7 +45,7 @@ def _of_the_broker(app: Celery, prefetch: int) -> Iterator[str]:
     if limit:
         yield (
             f"worker_eta_task_limit is {limit}: a requeued trigger waits as a message with an ETA, and a worker that has "
-            "so many of them takes no other work; leave it unset, or use contention_policy='queue' where many wait"
+            "so many of them takes no other work; leave it unset, or use contention_policy='queue' where many wait for one key"
         )
     if 0 < prefetch < _PREFETCH and driver_of(app) == "amqp":
         yield (

@@ -245,14 +245,24 @@ def test_with_a_limit_of_two_turns_are_twice_as_dense(desk):
     assert turns[0] <= 20.0 + SLACK
 
 
-def test_many_in_front_get_one_turn_after_the_other_and_none_behind_the_whole_line(line):
+def test_many_in_front_get_one_turn_after_the_other(line):
     """Numbers are in no strict order: more than one may think that it is next."""
     line.hold()
     for n in range(6):
         line.look(f"w{n}")
-    line.knows(hold_ms="40000", head="4.00", front_ms="0")
+    line.knows(hold_ms="40000", head="6.00", front_ms="0")
     turns = [line.look(f"w{n}").turn for n in range(3)]
-    assert turns == pytest.approx([40.0, 81.5, 81.5], abs=SLACK)
+    assert turns == pytest.approx([40.0, 81.5, 123.0], abs=SLACK)
+
+
+def test_a_latecomer_does_not_push_those_behind_back(line):
+    held = line.hold()
+    for n in range(10):
+        line.look(f"w{n}")
+    line.knows(head="8.00")
+    line.release(held)
+    line.enter("w0")
+    assert line.pace()["head"] == "9.00"
 
 
 def test_who_waits_alone_is_not_kept_away_by_the_turn_it_had_before(line):

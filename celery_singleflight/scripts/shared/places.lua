@@ -3,8 +3,9 @@
 -- Who meets contention gets a number, once; it comes back with it in its ticket. In `pace` are
 --   epoch     when the numbers began; a ticket of another epoch means nothing, and a new number is given
 --   issued    the last number given
---   head      about which number has entered last: place = number - head. It follows the numbers that enter, so that those who
---             never come back, and leave a gap, hold up nobody for long
+--   head      about which number has entered last: place = number - head. It goes on with each that enters, and somewhat further
+--             where that one was far behind it: who never comes back, and leaves a gap, holds up nobody for long. Those whom it
+--             has passed are in front
 --   front_ms  until when turns are given to those in front; they look one after the other
 --   next_ms   when about the line as it is will be through; for people to read
 -- A ticket is epoch:number:tries:last_ms:last_head, of when it looked last.
@@ -35,7 +36,7 @@ local function leave_place_in_line()
     return
   end
   head, issued = tonumber(head), tonumber(issued)
-  head = math.min(head + 1 + FOLLOWS * (number - head - 1), issued)
+  head = math.min(head + 1 + math.max(FOLLOWS * (number - head - 1), 0), issued)
   if number == issued then
     -- Nobody is behind it, and hardly anybody before it.
     head = issued
@@ -96,8 +97,7 @@ local function take_place(what, since, age, remaining)
   local turn
   if place <= IN_FRONT then
     -- How long a run that has outstayed the hold time goes on is a guess, by which nobody else is to be kept waiting.
-    -- Of those behind it, and of those who let others pass as it did.
-    local others = math.max(issued - head - 1, math.min(head - number, 16), 0)
+    local others = math.max(issued - head - 1, issued - number, 0)
     -- Where others wait, one of them is likely to be there at the very moment.
     local free = now + math.min(left, each) + (others > 0 and math.min(each / 2, LATE_MS) or COST_MS)
     local at = math.min(math.max(free, tonumber(front or 0)), free + others * each)
