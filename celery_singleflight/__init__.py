@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from celery_singleflight.checkpoints import Cursor
 from celery_singleflight.claims import Outcome
 from celery_singleflight.direct import lock
 from celery_singleflight.errors import (
@@ -15,20 +16,28 @@ from celery_singleflight.errors import (
     MaxHoldExceeded,
     NestedLeaseLost,
     OptionError,
+    PayloadChanged,
     ResultUnavailable,
     ScriptError,
     SingleflightError,
     Skipped,
+    StepError,
+    StepResultUnavailable,
+    StepUncertain,
     StoreUnavailable,
     WaitTimeout,
 )
 from celery_singleflight.hooks import connect_hooks
 from celery_singleflight.lease import Execution, Lease, current_execution, current_lease
+from celery_singleflight.resolving import forget_steps, resolve_step
+from celery_singleflight.steps import CurrentStep, current_step
 from celery_singleflight.task import SingleflightTask
 
 __all__ = (
     "ConfigurationError",
     "Contended",
+    "CurrentStep",
+    "Cursor",
     "DeadLettered",
     "Execution",
     "ExecutionKeyReused",
@@ -40,16 +49,23 @@ __all__ = (
     "NestedLeaseLost",
     "OptionError",
     "Outcome",
+    "PayloadChanged",
     "ResultUnavailable",
     "ScriptError",
     "SingleflightError",
     "SingleflightTask",
     "Skipped",
+    "StepError",
+    "StepResultUnavailable",
+    "StepUncertain",
     "StoreUnavailable",
     "WaitTimeout",
     "current_execution",
     "current_lease",
+    "current_step",
+    "forget_steps",
     "lock",
+    "resolve_step",
 )
 __version__ = "0.1.0"
 
