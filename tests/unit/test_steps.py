@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from celery import states
 from celery.exceptions import SoftTimeLimitExceeded
@@ -521,3 +523,31 @@ def test_a_step_is_recorded_when_the_store_is_back(place, run, effects, monkeypa
     monkeypatch.setattr("celery_singleflight.steps._PAUSE", 0.0)
     assert run(place.task(work, bind=True)).get() == 1
     assert effects.done == ["once"]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            StepUncertain("invoice:42", "charge", 2, "w1@host", 3.21),
+            "step charge of execution invoice:42 was begun by w1@host 3.2 s ago and not recorded: find out whether it happened, "
+            "and say so with resolve_step",
+        ),
+        (
+            StepResultUnavailable("invoice:42", "charge", "too odd"),
+            "step charge of execution invoice:42 is done and will not be done again, but its result is not stored: too odd; have "
+            "it return what serialises, or give it its result with resolve_step",
+        ),
+        (
+            PayloadChanged("invoice:42", "step charge"),
+            "step charge of execution invoice:42 was reached with other arguments of the task: give other arguments an execution "
+            "key of their own, give a checkpoint or cursor an on_change, or begin anew after forget_steps",
+        ),
+        (StepError("expected something else"), "expected something else"),
+    ],
+)
+def test_an_error_of_steps_says_what_to_do_and_survives_pickling(error, message):
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), again.args, vars(again)) == (type(error), error.args, vars(error))
+    assert str(again) == str(error) == message
+    assert isinstance(error, SingleflightError)

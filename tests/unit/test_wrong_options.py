@@ -320,7 +320,6 @@ WRONG = [
             "full_policy",
             "max_pending",
             "rates",
-            "uncertain_policy",
         )
     ),
     # Settings
