@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from celery.exceptions import SoftTimeLimitExceeded
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 #: Seconds between two attempts to write while the store is away.
 _PAUSE: Final = 0.5
 _SEPARATOR: Final = "/"
+#: One owner may have several works, one after the other, of the same execution.
+_calls: Final = count(1)
 _T = TypeVar("_T")
 
 
@@ -60,7 +63,6 @@ class Work:
 
     __slots__ = (
         "_arguments",
-        "_calls",
         "_digest",
         "_retries",
         "app",
@@ -97,7 +99,6 @@ class Work:
         self.may_undo = False
         self._arguments = arguments
         self._digest: str | None = None
-        self._calls = 0
         self._retries = 0
 
     @property
@@ -123,8 +124,7 @@ class Work:
 
     def mark(self) -> str:
         """Return a name for the next call of this run."""
-        self._calls += 1
-        return f"{self.writer.lease.owner}:{self._calls}"
+        return f"{self.writer.lease.owner}:{next(_calls)}"
 
     def claim(self, task: Any, kind: str, name: str) -> str:
         """Take a name for this run, and return it behind those of the steps it is in. Raises `StepError`."""

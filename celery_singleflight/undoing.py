@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from celery.exceptions import SoftTimeLimitExceeded
+
 from celery_singleflight.claims import Encoded, Outcome
 from celery_singleflight.compensation import resolved
 from celery_singleflight.errors import LeaseLost, Replaced, SingleflightError
@@ -52,21 +54,32 @@ def undo_steps(holding: Holding, outcome: Outcome, error: BaseException) -> None
     work: Work | None = holding.execution.work if holding.execution else None
     if work is None or not work.may_undo or holding.lease is None:
         return
-    if outcome is Outcome.REPLACED:
-        ending = Ending(outcome, getattr(error, "by", ""), Encoded("", "", b""))
-    else:
-        ending = Ending(outcome, repr(error), encode_error(work.app, error))
     holding.lease.is_replaceable = False  # it ends anyway
     with Holding(holding.lease, holding.execution, holding.task, holding.request_id):
-        told: dict[str, Any] = {}
-        while (found := _next(work, ending, told)) is not None:
-            told = {"undone": found.name} | _undo(work, holding.task, found) if found.undo else _left_alone(work, found)
+        while True:
+            try:
+                _undo_all(work, holding.task, _ending(work, outcome, error))
+            except SoftTimeLimitExceeded:
+                continue  # the limit is one of the body, which has ended
+            return
+
+
+def _ending(work: Work, outcome: Outcome, error: BaseException) -> Ending:
+    if outcome is Outcome.REPLACED:
+        return Ending(outcome, getattr(error, "by", ""), Encoded("", "", b""))
+    return Ending(outcome, repr(error), encode_error(work.app, error))
+
+
+def _undo_all(work: Work, task: Any, ending: Ending) -> None:
+    told: dict[str, Any] = {}
+    while (found := _next(work, ending, told)) is not None:
+        told = {"undone": found.name} | _undo(work, task, found) if found.undo else _left_alone(work, found)
 
 
 def _next(work: Work, ending: Ending, told: dict[str, Any]) -> Undo | None:
     mark = work.mark()
     found, interruption = insist(work.writer.lease, lambda: work.store.undo_step(work.writer, mark, ending, **told))
-    if interruption:
+    if interruption and not isinstance(interruption, SoftTimeLimitExceeded | Replaced):
         raise interruption
     return found
 

@@ -526,6 +526,28 @@ def test_a_step_is_recorded_when_the_store_is_back(place, run, effects, monkeypa
 
 
 @pytest.mark.parametrize(
+    ("at", "done", "state"), [("begin_step", [], "failed"), ("record_step", ["once"], "done")], ids=["begin", "record"]
+)
+def test_an_interruption_that_falls_into_a_write_comes_after_it(place, run, effects, monkeypatch, at, done, state):
+    def work(self):
+        with pytest.raises(SoftTimeLimitExceeded):
+            self.step("once", effects, "once")
+        return steps_of(place)
+
+    limits, store = iter([SoftTimeLimitExceeded()]), type(place.store)
+    real = getattr(store, at)
+
+    def late(self, *given):
+        for limit in limits:
+            raise limit
+        return real(self, *given)
+
+    monkeypatch.setattr(store, at, late)
+    assert run(place.task(work, bind=True)).get() == {"once": state}
+    assert effects.done == done
+
+
+@pytest.mark.parametrize(
     ("error", "what", "hint"),
     [
         (

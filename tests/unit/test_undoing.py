@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from celery import states
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_singleflight import LeaseLost, SingleflightTask, StepError, StepUncertain, resolve_step
 from celery_singleflight.errors import Replaced
@@ -177,6 +178,33 @@ def test_a_death_after_the_last_undo_ends_in_the_same_failure(place, attempts, m
     assert log == ["do one", "do two", "body", "undo two", "undo one"]
     with pytest.raises(ValueError, match="too bad"):
         result.get()
+
+
+@pytest.mark.parametrize("undone", ["", "two", "one"])
+def test_a_soft_time_limit_that_falls_between_undos_stops_none_of_them(place, attempts, monkeypatch, undone):
+    trouble["body"] = ValueError("too bad")
+    store = type(place.store)
+    real = store.undo_step
+    limits = iter([SoftTimeLimitExceeded()])
+
+    def late(self, *given, **told):
+        if told.get("undone", "") == undone:
+            for limit in limits:
+                raise limit
+        return real(self, *given, **told)
+
+    monkeypatch.setattr(store, "undo_step", late)
+    result = attempts(place.task(saga, bind=True))
+    assert next(limits, None) is None, "it fell"
+    assert log == ["do one", "do two", "body", "undo two", "undo one"]
+    assert isinstance(result.result, ValueError)
+
+
+def test_a_soft_time_limit_that_falls_into_an_undo_is_its_failure(place, attempts):
+    trouble.update({"body": ValueError("too bad"), "two": SoftTimeLimitExceeded()})
+    assert isinstance(attempts(place.task(saga, bind=True)).result, ValueError)
+    assert log == ["do one", "do two", "body", "undo two", "undo one"]
+    assert notes_of(place)["two"][0] == "undo failed"
 
 
 def test_a_step_whose_result_is_not_stored_cannot_be_undone_and_says_so(place, attempts):
