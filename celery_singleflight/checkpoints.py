@@ -35,7 +35,8 @@ class Cursor:
         self._value = default
         work.is_used = True
         store, writer = work.store, work.writer
-        found, interruption = insist(writer.lease, lambda: store.read_cursor(writer, self._path, work.digest))
+        accepts = on_change is not None
+        found, interruption = insist(writer.lease, lambda: store.read_cursor(writer, self._path, work.digest, accepts=accepts))
         if interruption:
             raise interruption
         if isinstance(found, Changed):

@@ -145,9 +145,12 @@ class Progress(Custody):
             body=as_text(body),
         )
 
-    def read_cursor(self, writer: Writer, name: str, digest: str) -> Encoded | Changed | None:
-        """Return where a cursor stands; None when it was never moved. Raises `LeaseLost` when the run has been overtaken."""
-        reply = self._write(_READ, writer, name=name, digest=digest)
+    def read_cursor(self, writer: Writer, name: str, digest: str, *, accepts: bool = False) -> Encoded | Changed | None:
+        """Return where a cursor stands; None when it was never moved. Raises `LeaseLost` when the run has been overtaken.
+
+        `accepts` is whether the caller goes on also when it was moved with another payload.
+        """
+        reply = self._write(_READ, writer, name=name, digest=digest, accepts=int(accepts))
         if reply.word == "nowhere":
             return None
         return Changed(_encoded(reply)) if reply.word == "changed" else _encoded(reply)

@@ -30,14 +30,21 @@ local refused = overtaken()
 if refused then
   return refused
 end
-open_steps()
+local held = open_steps()
 local step = step_of(name)
 if step and step.state == 'begun' and step.mark == mark then
   return {'begun', step.times, step.unsure}
 end
 local is_begun = step and step.state == 'begun'
 if step and step.state ~= 'failed' and step.digest ~= digest and step.digest ~= '' and digest ~= '' then
+  if execution ~= trigger then
+    -- The trigger whose steps they are may still come.
+    redis.call('HSET', steps, 'held', 'payload')
+  end
   return {'changed'}
+end
+if held == 'payload' then
+  redis.call('HDEL', steps, 'held')
 end
 if is_begun and unsure_as == 'hold' then
   redis.call('HSET', steps, 'held', 'step:' .. name)

@@ -14,6 +14,7 @@
 -- ARGV[5] keep_ms    how long what is done is kept at least
 -- ARGV[6] name       of the cursor
 -- ARGV[7] digest     of the payload; empty when there is none
+-- ARGV[8] accepts    "1" when the caller goes on also with another payload
 --
 -- Returns {"nowhere"}  it was never moved
 --      or {"at", content_type, content_encoding, body}
@@ -31,4 +32,8 @@ if not line then
 end
 local moved_with, content_type, content_encoding, body = string.match(line, '^([^\n]*)\n([^\n]*)\n([^\n]*)\n(.*)$')
 local is_changed = moved_with ~= digest and moved_with ~= '' and digest ~= ''
+if is_changed and accepts ~= '1' and execution ~= trigger then
+  -- The trigger that has moved it may still come.
+  redis.call('HSET', steps, 'held', 'payload')
+end
 return {is_changed and 'changed' or 'at', content_type, content_encoding, body}

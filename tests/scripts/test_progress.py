@@ -269,6 +269,37 @@ def test_what_an_ended_execution_has_left_does_not_count_for_the_next(desk):
     assert second.begin(second.step("charge")) == Begun(1, is_unsure=False)
 
 
+@pytest.mark.parametrize("what", ["step", "cursor"])
+def test_what_a_trigger_with_other_arguments_finds_stays_for_the_one_whose_it_is(desk, what):
+    first = Run(desk, execution_key="invoice:1")
+    first.do("charge", digest="d1", undo="m:undo")
+    desk.store.move_cursor(first.writer, "page", "d1", VALUE)
+    desk.expire(first.claim)
+    other = Run(desk, desk.claim("t2", execution_key="invoice:1"))
+    for _ in range(2):
+        if what == "step":
+            assert isinstance(other.begin(other.step("charge", digest="d2")), Changed)
+        else:
+            assert isinstance(desk.store.read_cursor(other.writer, "page", "d2"), Changed)
+    assert other.undo() is None
+    other.finish()
+
+    again = Run(desk, desk.claim("t1", execution_key="invoice:1"))
+    assert again.begin(again.step("charge", digest="d1")) == Done(VALUE, "")
+    assert desk.store.read_cursor(again.writer, "page", "d1") == VALUE
+    assert again.undo().name == "charge", "and it is undone when that fails"
+
+
+def test_who_accepts_another_payload_holds_nothing(desk):
+    first = Run(desk, execution_key="invoice:1")
+    first.do("charge", undo="m:undo")
+    desk.store.move_cursor(first.writer, "page", "d1", VALUE)
+    desk.expire(first.claim)
+    other = Run(desk, desk.claim("t2", execution_key="invoice:1"))
+    assert desk.store.read_cursor(other.writer, "page", "d2", accepts=True) == Changed(VALUE)
+    assert other.undo().name == "charge"
+
+
 def test_what_is_held_counts_for_the_next_until_it_goes_on(desk):
     first = Run(desk, execution_key="invoice:1", unsure_as="hold")
     first.do("paid")

@@ -6,7 +6,7 @@ import pytest
 from celery import states
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_singleflight import LeaseLost, SingleflightTask, StepError, StepUncertain, resolve_step
+from celery_singleflight import LeaseLost, PayloadChanged, SingleflightTask, StepError, StepUncertain, resolve_step
 from celery_singleflight.errors import Replaced
 from celery_singleflight.keys import LockKey
 
@@ -240,6 +240,38 @@ def test_an_execution_that_is_held_is_not_undone(place, attempts):
     resolve_step(place.app, task.name, "two", task_id=result.id, happened=True, result="two")
     assert attempts(task, task_id=result.id).state == states.FAILURE
     assert log == ["do one", "tried", "undo two", "undo one"], "what was resolved as done is undone too"
+
+
+def test_a_trigger_with_other_arguments_fails_and_the_one_whose_steps_they_are_goes_on(place):
+    def work(self, amount):
+        self.step("one", do, f"one {amount}", compensate=undo)
+        if self.execution.attempt == 1:
+            raise SystemExit
+        self.step("two", do, "two", compensate=undo)
+        return amount
+
+    task = place.task(work, bind=True, lock_on=(), idempotent_on=lambda amount: f"the same {amount > 0}")
+    first = task.delay(1)
+    (message,) = place.messages()
+    with pytest.raises(SystemExit):
+        place.deliver(message)
+    second = task.delay(2)
+    place.deliver_all()
+    assert isinstance(second.result, PayloadChanged)
+    assert log == ["do one 1"], "nothing of the first trigger's is undone"
+    place.deliver(message)
+    assert first.get() == 1
+    assert log == ["do one 1", "do two"]
+
+
+def test_a_retry_with_other_arguments_fails_and_is_undone(place):
+    def work(self, amount):
+        self.step("one", do, f"one {amount}", compensate=undo)
+        raise self.retry(args=(amount + 1,), countdown=0)
+
+    with pytest.raises(PayloadChanged):
+        place.result_of(place.task(work, bind=True, lock_on=()).delay(1))
+    assert log == ["do one 1", "undo one 1"]
 
 
 def test_a_replaced_run_undoes_what_it_has_done(place, attempts):

@@ -3,26 +3,29 @@
 --
 -- The hash `steps` holds
 --   run           id of the run that it belongs to; what an earlier execution under the same key has left does not count
---   held          "step:" and the name of a step of which somebody is to say what became of it; then "resolved", until a run goes on
+--   held          "step:" and the name of a step of which somebody is to say what became of it; then "resolved". Or "payload",
+--                 when a trigger has come with other arguments. While it is held, what was done counts for whoever comes next
 --   step:<name>   a step, as in step_of
 --   undoable      how many of the steps that are done are still to be undone if the execution fails
 --   undo:<n>      the name of the n-th of them
 --   cursor:<name> lines of the digest of the payload, content type, content encoding, value
 --   outcome, reason, content_type, content_encoding, body   how the execution ends, from its first undo on
 
--- Let the hash be that of this run, and it and the run record live for as long as a later attempt may come.
+-- Let the hash be that of this run, and it and the run record live for as long as a later attempt may come. Returns what is held.
 local function open_steps()
   local of_run, held = unpack(redis.call('HMGET', steps, 'run', 'held'))
   if of_run ~= run then
     if of_run and not held then
       redis.call('DEL', steps)
-    elseif held == 'resolved' then
+    elseif held == 'resolved' or held == 'payload' then
       redis.call('HDEL', steps, 'held')
+      held = nil
     end
     redis.call('HSET', steps, 'run', run)
   end
   keep(steps, tonumber(keep_ms))
   keep(execution, tonumber(keep_ms))
+  return held
 end
 
 -- Return a step by its name: its state ("begun", "done", "failed", "undoing", "undone", "undo failed", "undo uncertain"), the
