@@ -121,5 +121,5 @@ def forget(holding: Holding) -> None:
         return
     try:
         work.store.forget_steps(work.writer.record, work.writer.run_id)
-    except SingleflightError as error:
+    except (SingleflightError, SoftTimeLimitExceeded) as error:  # the limit is one of the body, which has ended
         logger.info("what %s has done is kept until it expires: %s", work.execution_key, error)

@@ -116,6 +116,20 @@ def test_what_an_execution_has_done_is_forgotten_when_it_has_succeeded(place, ru
     assert place.client.keys("*:steps:*") == []
 
 
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), SoftTimeLimitExceeded()])
+def test_a_success_whose_steps_cannot_be_forgotten_is_one_all_the_same(place, run, effects, monkeypatch, error):
+    def work(self):
+        return self.step("once", effects, "once", result=1)
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(type(place.store), "forget_steps", fail)
+    assert run(place.task(work, bind=True)).get() == 1
+    (name,) = place.client.keys("*:steps:*")
+    assert place.client.ttl(name) > 86_000, "it expires"
+
+
 def test_a_run_without_steps_asks_the_store_nothing_more(place, run, monkeypatch):
     asked = []
     store = place.store
