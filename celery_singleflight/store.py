@@ -21,8 +21,9 @@ from celery_singleflight.claims import (
     Surplus,
     Waits,
 )
-from celery_singleflight.custody import Custody, as_text, calls_of, milliseconds
+from celery_singleflight.custody import as_text, calls_of, milliseconds
 from celery_singleflight.errors import ExecutionKeyReused, ScriptError
+from celery_singleflight.progress import Progress
 from celery_singleflight.script import Value, load
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ _REMEMBER: Final = 3600.0
 Entered = Acquired | Held | Ended | Surplus | Parked | Linger | Led | Merge
 
 
-class Store(Custody):
+class Store(Progress):
     """The path of a run: its lease, its record and its outcome."""
 
     __slots__ = ()
