@@ -16,7 +16,7 @@ from kombu.serialization import registry
 from celery_singleflight import headers as header, signals
 from celery_singleflight.courier import careful_producer
 from celery_singleflight.errors import Contended, StoreUnavailable
-from celery_singleflight.message import queues_behind
+from celery_singleflight.message import route_of
 from celery_singleflight.policies import LONGEST_DELAY, blind_delay, requeue_delay
 from celery_singleflight.trigger import without_run
 
@@ -124,9 +124,6 @@ def _publish(trigger: Trigger, countdown: float, headers: dict[str, Any]) -> Any
     request, task = trigger.request, trigger.task
     kept = {name: value for name, value in trigger.headers.items() if name != "redelivered" and not name.startswith("x-")}
     options: dict[str, Any] = {"countdown": countdown, "headers": {**kept, **headers}, "add_to_parent": False}
-    declare = queues_behind(trigger.binding.app, (request.delivery_info or {}).get("exchange"))
-    if declare:
-        options["declare"] = declare
     content_type = (request.properties or {}).get(header.SERIALIZER)
     if content_type in registry.type_to_name:
         options["serializer"] = registry.type_to_name[content_type]
@@ -134,6 +131,7 @@ def _publish(trigger: Trigger, countdown: float, headers: dict[str, Any]) -> Any
     if compression:
         options["compression"] = compression
     signature = task.signature_from_request(request, **options)
+    signature.options.update(route_of(trigger.binding.app, request))
     while True:
         try:
             with careful_producer(trigger.binding.app) as producer:
