@@ -50,7 +50,8 @@
 --         how often it has looked in vain since anybody has entered
 --      or {"parked", how, holder, age_ms, remaining_ms, place, ticket, calls}  the store has its message, and it will be called;
 --         how is "line" or "group"; "again" when it had been parked before
---      or {"linger", ms, ticket, calls}  it is parked, and may wait so long for the baton before it asks again
+--      or {"linger", ms, ticket, calls}  it is parked or in front of those with the broker, and may wait so long for the baton
+--         before it asks again
 --      or {"led", by}  it gets the outcome of that trigger, as `due` names it
 --      or {"merge", by, copy, message}  this one waits, and its arguments are to be merged into the message; by is empty when the
 --         one it was merged with waits no longer, and its own arguments are to be all
