@@ -129,14 +129,14 @@ class Scripts:
         if line and line.is_live:
             ticket = line.ticket
         else:
-            store = self._with_room(store)
-            if len(store.lease) >= self.rules.limit and all(line.is_live for line in store.lease):
+            live = tuple(line for line in store.lease if line.is_live)
+            if len(live) >= self.rules.limit:
                 newest = store.records[trigger].generation
                 newest = message.generation if newest == NONE else newest
-                return self._held(store, process, self._what(store.lease[0].trigger, trigger, newest, message, "lock"))
+                return self._held(store, process, self._what(live[0].trigger, trigger, newest, message, "lock"))
             ticket = self.next_token(store, given), given[1] + 1
             line = Line(owner, is_live=True, ticket=ticket, trigger=trigger)
-            store = store._replace(lease=(*store.without(owner).lease, line), fence=ticket[0])
+            store = store._replace(lease=(*live, line), fence=ticket[0])
         if store.records[trigger].outcome:
             store = store.change(trigger, outcome="", is_settled=False, by=NOBODY, is_fresh=False)
         facts = {"owner": owner, "is_live": True, "ticket": ticket, "has_attempt": True, "runs": trigger}
@@ -149,12 +149,6 @@ class Scripts:
         if runs != trigger:
             return other
         return "predecessor" if message.generation > generation else "own"
-
-    def _with_room(self, store: Store) -> Store:
-        """Where all places are taken, and not all of them by live leases, the others are cleared away."""
-        live = tuple(line for line in store.lease if line.is_live)
-        is_full = len(store.lease) >= self.rules.limit > len(live)
-        return store._replace(lease=live) if is_full else store
 
     def _remember(self, store: Store, message: Message) -> Store:
         return store.change(message.trigger, generation=message.generation, copy=message.copy)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from model_state import FIRST, NOBODY, NONE, Line, Record as Facts
 from model_world import World
 
-from celery_singleflight.claims import Acquired, Claim, Encoded, Ended, Held, Outcome, Record
+from celery_singleflight.claims import Acquired, Claim, Encoded, Ended, Finished, Held, Outcome, Record, Refused
 from celery_singleflight.custody import GRACE
 from celery_singleflight.keys import LockKey
 from celery_singleflight.lease import Lease
@@ -153,13 +153,13 @@ class Replay:
         return "surplus", answer.why
 
     def renew(self, worker: Process, *_: Any) -> tuple[Any, ...]:
-        (why,) = self.store.renew([(self.lease_of(worker), self.records[worker.message.trigger], LONG)])
-        return ("lost", why) if why else ("renewed",)
+        (answer,) = self.store.renew([(self.lease_of(worker), self.records[worker.message.trigger], LONG)])
+        return ("lost", answer.lost) if answer.lost else ("renewed",)
 
     def finish(self, worker: Process, how: str, _: Step) -> tuple[Any, ...]:
         record = self.records[worker.message.trigger]
-        refused = self.store.finish(self.lease_of(worker), record, Outcome(how), NOTHING, reason="[]", keep=LONG)
-        return ("refused",) if refused else ("finished",)
+        answer = self.store.finish(self.lease_of(worker), record, Outcome(how), NOTHING, reason="[]", keep=LONG)
+        return ("refused",) if isinstance(answer, Refused) else ("finished",)
 
     def abandon(self, worker: Process, how: str, _: Step) -> tuple[Any, ...]:
         options = {
@@ -174,8 +174,8 @@ class Replay:
     def conclude(self, worker: Process, how: str, _: Step) -> tuple[Any, ...]:
         record, release = self.records[worker.message.trigger], how in ("gone", "worn")
         owner, error = _owner(worker.owner), None if how == "told" else NOTHING
-        refusal = self.store.conclude(owner, record, Outcome.FAILED, reason="[]", keep=LONG, release=release, error=error)
-        return ("concluded",) if refusal is None else ("refused",)
+        answer = self.store.conclude(owner, record, Outcome.FAILED, reason="[]", keep=LONG, release=release, error=error)
+        return ("concluded",) if isinstance(answer, Finished) else ("refused",)
 
     def settle(self, worker: Process, _: str, step: Step) -> tuple[Any, ...]:
         self.store.settle([(self.records[worker.message.trigger], _owner(worker.owner), True)])
