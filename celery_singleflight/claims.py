@@ -160,6 +160,7 @@ class Held(NamedTuple):
     turn: float
     waited: float
     first_ms: str
+    calls: Sequence[Handout] = ()
 
     @property
     def is_own(self) -> bool:

@@ -44,6 +44,7 @@ def enter(trigger: Trigger) -> tuple[Answer, float]:
         linger = give_up_at - requested_at if trigger.may_linger and free_slots() > 0 else 0.0
         entered = store.enter(trigger.waiting(linger=max(linger, 0.0)))
         if isinstance(entered, Held):
+            hand_on(trigger.binding.app, entered.calls)
             pause = next(pauses, None) if entered.what == "predecessor" else None
             if pause is None:
                 return entered, requested_at

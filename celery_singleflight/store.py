@@ -279,6 +279,7 @@ def _held(reply: Any) -> Held:
         turn=reply.turn_ms / 1000,
         waited=(int(reply.now_ms) - int(reply.first_ms)) / 1000,
         first_ms=reply.first_ms.decode(),
+        calls=calls_of(reply),
     )
 
 

@@ -18,7 +18,7 @@ from celery.worker import state
 
 from celery_singleflight import signals
 from celery_singleflight.binding import lock_names
-from celery_singleflight.claims import Encoded, Outcome
+from celery_singleflight.claims import Encoded, Finished, Outcome
 from celery_singleflight.coordination import coordination
 from celery_singleflight.durability import warn_of_risks
 from celery_singleflight.errors import ScriptError, SingleflightError
@@ -113,7 +113,7 @@ class Sweeper:
         revoked = set(state.revoked.as_dict())
         for task_id in revoked - self._withdrawn:
             for record in store.parked(task_id, names):
-                store.conclude(
+                answer = store.conclude(
                     new_owner(),
                     record,
                     Outcome.REVOKED,
@@ -123,6 +123,8 @@ class Sweeper:
                     error=Encoded("", "", b""),
                     patience=0.0,
                 )
+                if isinstance(answer, Finished):
+                    hand_on(self._app, answer.calls)
         self._withdrawn, self._revoked_seen = revoked, len(revoked)
 
     def _publish(self, record: Record, handout: Handout) -> None:

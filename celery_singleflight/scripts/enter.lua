@@ -43,9 +43,9 @@
 --                     trigger and the copy of it that the message was merged with. Empty for what does not apply
 --
 -- Returns {"acquired", fence, run, attempt, calls}  it is ours, also when asked again with the same owner token
---      or {"held", what, holder, age_ms, remaining_ms, hold_ms, turn_ms, now_ms, first_ms}  what is "lock"; "execution",
---         the same under another lock key; "own", another delivery runs this trigger or has just ended it; "predecessor",
---         the run that has sent this retry is about to end
+--      or {"held", what, holder, age_ms, remaining_ms, hold_ms, turn_ms, now_ms, first_ms, calls}  what is "lock";
+--         "execution", the same under another lock key; "own", another delivery runs this trigger or has just ended it;
+--         "predecessor", the run that has sent this retry is about to end
 --      or {"parked", how, holder, age_ms, remaining_ms, place, calls}  the store has its message, and it will be called; how is
 --         "line" or "group"; "again" when it had been parked before
 --      or {"linger", ms, calls}  it is parked, and may wait so long for the baton before it asks again
@@ -108,7 +108,8 @@ if is_own or done then
   local age = now - (tonumber(ended_ms) or 0)
   if outcome and not settled and by ~= owner and age < tonumber(grace_ms) then
     redis.call('HSET', trigger, 'generation', generation, 'copy', copy)
-    return {'held', 'own', cjson.encode({task_id, ''}), age, grace_ms - age, 0, 0, text(now), text(tonumber(first_ms) or now)}
+    return {'held', 'own', cjson.encode({task_id, ''}), age, grace_ms - age, 0, 0, text(now), text(tonumber(first_ms) or now),
+            calls}
   end
   if led_by then
     return {'led', led_by}
@@ -190,10 +191,12 @@ local function held(what, since, task, at, ends)
     local free = now + math.max(guess - age, 0)
     turn = math.max(free, tonumber(redis.call('HGET', pace, 'next_ms')) or 0)
     redis.call('HSET', pace, 'next_ms', text(turn + math.max(guess / tonumber(limit), 1)))
-    keep(pace, 600000)
+    if not is_waited_for then
+      keep(pace, 600000)
+    end
   end
   return {'held', what, cjson.encode({task, at}), age, remaining, math.floor(hold or 0), math.floor(turn - now), text(now),
-          text(first)}
+          text(first), calls}
 end
 
 if is_running then
@@ -306,7 +309,7 @@ else
   end
 end
 redis.call('HSET', execution, unpack(record))
-if newest then
+if newest or about then
   redis.call('HDEL', trigger, 'handouts', 'left_by', 'died', 'parked', 'member')
 end
 if died > 0 then

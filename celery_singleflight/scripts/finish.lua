@@ -102,6 +102,14 @@ if redis.call('EXISTS', pace) == 1 then
     end
   end
   end_group(calls, mine and facts(mine).group or redis.call('HGET', trigger, 'group'), member, outcome)
+  local about, parked_message = waiter(member)
+  if about then
+    -- A copy was parked when this run was taken for dead: it waits no longer, and what follows is still to be sent.
+    forget_waiter(member)
+    redis.call('HSET', trigger, 'message', parked_message)
+    redis.call('ZADD', due, text(now + AGAIN_MS), member)
+    end_group(calls, about.group, member, outcome)
+  end
   call_next(calls, 1)
 end
 if #calls > 0 then

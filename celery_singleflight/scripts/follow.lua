@@ -39,7 +39,7 @@ local group = about and about.group
 if not ended_as or (ended_as ~= 'succeeded' and ended_as ~= 'failed') or (ended_as == 'succeeded' and not content_type) then
   forget_waiter(member)
   redis.call('HDEL', trigger, 'outcome', 'led_by', 'settled', 'by')
-  call_next(calls, 0)
+  look_at(now)
   return {'gone'}
 end
 local outcome, settled = unpack(redis.call('HMGET', trigger, 'outcome', 'settled'))

@@ -159,6 +159,8 @@ local function park(who, is_unripe)
     end
     redis.call('HSET', pace, 'lingers', member, 'lingers_until', text(now + ms))
     redis.call('ZADD', called, text(now + ms + RESERVED_MS), member)
+    -- Should its worker die, its message is handed out like that of anybody who was called.
+    redis.call('ZADD', due, 'LT', text(now + ms + AGAIN_MS), member)
     call_next(calls, 0)
     return {'linger', ms, calls}
   end
