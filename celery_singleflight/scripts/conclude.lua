@@ -42,7 +42,7 @@ local function settle()
 end
 
 local function concluded()
-  if redis.call('EXISTS', parked) == 1 then
+  if redis.call('EXISTS', pace) == 1 then
     call_next(calls, 1)
   end
   return {'concluded', calls}

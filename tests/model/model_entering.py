@@ -48,11 +48,11 @@ class Entering(Parking):
             return store, ("surplus", why)
         if NONE != own.generation < message.generation:
             store = store.change(trigger, died=0, left_by=NOBODY)
-        ask = self._asked(store, process, linger=linger)
+        ask = self.asked(store, process, linger=linger)
         store, reply = self._decide(store, ask, given)
         return store, with_calls(reply, ask.calls)
 
-    def _asked(self, store: Store, process: Process, *, linger: bool) -> Asked:
+    def asked(self, store: Store, process: Process, *, linger: bool) -> Asked:
         """A trigger that has run before, or was parked, is no newcomer: whatever the policy, it waits."""
         trigger, place = process.message.trigger, self.rules.execution(process.message.trigger)
         before, policy = store.waits.waiter(trigger), self.rules.policy(trigger)

@@ -68,7 +68,7 @@ def _of_newcomer(config: Config, before: State, step: Step) -> Iterator[str]:
     trigger = worker.message.trigger
     free = config.limit - sum(line.is_live for line in before.store.lease)
     # A newcomer that is coalesced with one in line takes its place.
-    place = waits.gathers if config.policies[trigger] == "coalesce" and waits.waiter(trigger) is None else trigger
+    place = waits.gathers if config.policies[trigger] == "coalesce" and _is_newcomer(config, before, trigger) else trigger
     others = waits.line[: waits.line.index(place)] if place in waits.line else waits.line
     reserved = sum(waits.is_reserved(other) for other in others)
     # Whoever came late for its reservation has others before it.
@@ -83,3 +83,8 @@ def _of_newcomer(config: Config, before: State, step: Step) -> Iterator[str]:
     ):
         if not waits.follows(trigger):
             yield f"P3 kept out: trigger {trigger} waits, and nobody is before it"
+
+
+def _is_newcomer(config: Config, state: State, trigger: int) -> bool:
+    record, run = state.store.records[trigger], state.store.records[config.rules.execution(trigger)]
+    return state.store.waits.waiter(trigger) is None and not record.has_run and run.runs != trigger

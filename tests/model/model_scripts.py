@@ -40,6 +40,19 @@ class Scripts(Entering):
     def put_off(self, store: Store, trigger: int) -> Store:
         return store.set_due(trigger, is_due=True)
 
+    def end_parked(self, store: Store, calls: list[Call], trigger: int, outcome: str) -> Store:
+        """A copy of a run that has ended was parked when the run was taken for dead."""
+        waiter = store.waits.waiter(trigger)
+        if waiter is None:
+            return store
+        store = store._replace(waits=store.waits.forget(trigger))
+        store = store.change(trigger, message=waiter.generation).set_due(trigger, is_due=True)
+        return self.end_group(store, calls, waiter.group, trigger, outcome)
+
+    def is_left_due(self, store: Store, trigger: int) -> bool:
+        """Whether a trigger that is not parked any more has a message that is looked after."""
+        return store.due[trigger] and store.records[trigger].message != NONE
+
     # The scripts.
 
     def renew(self, store: Store, process: Process) -> tuple[Store, Reply]:
@@ -78,13 +91,7 @@ class Scripts(Entering):
         if store.waits.pace:
             store = store._replace(waits=store.waits._replace(knows_hold=True))
             store = self.end_group(store, calls, group, trigger, outcome)
-            waiter = store.waits.waiter(trigger)
-            if waiter:
-                # A copy was parked when this run was taken for dead.
-                store = store._replace(waits=store.waits.forget(trigger))
-                store = store.change(trigger, message=waiter.generation).set_due(trigger, is_due=True)
-                store = self.end_group(store, calls, waiter.group, trigger, outcome)
-            store = self.call_next(store, calls, 1)
+            store = self.call_next(self.end_parked(store, calls, trigger, outcome), calls, 1)
         return store, with_calls(("finished",), calls)
 
     def abandon(
@@ -140,7 +147,7 @@ class Scripts(Entering):
 
     def _call_ahead(self, store: Store, reply: Reply, calls: list[Call] | None = None) -> tuple[Store, Reply]:
         calls = [] if calls is None else calls
-        if store.waits.parked:
+        if store.waits.parked or (store.waits.pace and reply[0] == "concluded"):
             store = self.call_next(store, calls, 1)
         return store, with_calls(reply, calls)
 
@@ -168,7 +175,7 @@ class Scripts(Entering):
     def recall(self, store: Store, trigger: int) -> tuple[Store, Reply]:
         waiter = store.waits.waiter(trigger)
         if waiter is None:
-            is_due = store.due[trigger] and store.records[trigger].message != NONE
+            is_due = self.is_left_due(store, trigger)
             return store.change(trigger, is_parked=False).set_due(trigger, is_due=is_due), ("gone",)
         return self.put_off(store, trigger), ("message", waiter.generation, waiter.copy)
 
