@@ -11,14 +11,14 @@ import base64
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from hashlib import blake2b
 from numbers import Integral, Real
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from celery_singleflight.errors import LockKeyError
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 __all__ = ("canonical", "digest", "plain")
 
 _PLAIN_TYPES: Final = frozenset({str, int, float, bool, type(None)})
-_encode: Final = json.JSONEncoder(separators=(",", ":")).encode
+#: Of plain data, which is made anew and so never holds itself.
+_encode: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 #: `<User: bob>` and `<object at 0x7f…>` name no value reliably.
 _NO_VALUE: Final = re.compile(r"^<.*>$|\bat 0x[0-9a-fA-F]+", re.DOTALL)
@@ -54,8 +55,8 @@ def plain(value: object) -> object:
     if kind in _PLAIN_TYPES:
         return value
     if kind is list or kind is tuple:
-        return [v if type(v) in _PLAIN_TYPES else plain(v) for v in cast("Iterable[object]", value)]
-    if isinstance(value, Mapping):
+        return [v if type(v) in _PLAIN_TYPES else plain(v) for v in value]  # type: ignore[attr-defined]
+    if isinstance(value, (dict, Mapping)):  # a dict is known at once
         return _plain_mapping(value)
     for types, convert in _CONVERSIONS:
         if isinstance(value, types):
@@ -64,17 +65,14 @@ def plain(value: object) -> object:
 
 
 def _plain_mapping(value: Mapping[object, object]) -> dict[str, object]:
-    keyed: dict[str, object] = {}
-    for key, item in value.items():
-        name = _plain_key(key)
-        if name in keyed:
-            raise LockKeyError(f"two keys of a mapping have one JSON form: {sorted(map(repr, value))}")
-        keyed[name] = plain(item)
-    return dict(sorted(keyed.items()))
+    keyed = {_plain_key(key): v if type(v) in _PLAIN_TYPES else plain(v) for key, v in value.items()}
+    if len(keyed) < len(value):
+        raise LockKeyError(f"two keys of a mapping have one JSON form: {sorted(map(repr, value))}")
+    return {name: keyed[name] for name in sorted(keyed)}
 
 
 def _plain_key(key: object) -> str:
-    form = plain(key)
+    form = key if type(key) is str else plain(key)
     text = form if type(form) is str else _encode(form)
     return "$" + text if text.startswith("$") else text  # one dollar marks what is no JSON
 

@@ -123,8 +123,8 @@ class Claim(NamedTuple):
 class Handout(NamedTuple):
     """The message of a trigger that needs to be published again, as a copy made from `copy`.
 
-    `outcome` is empty when its run died, or when it waits: then `first_ms` is since when, in store time. `times` counts how
-    often it has been handed out since it entered.
+    `outcome` is empty when its run died, or when it waits: then `first_ms` is since when, in store time, and `linger` for how
+    many seconds it may wait in its slot before it asks. `times` counts how often it has been handed out since it entered.
     """
 
     message: bytes
@@ -132,6 +132,7 @@ class Handout(NamedTuple):
     outcome: str = ""
     times: int = 1
     first_ms: str = ""
+    linger: float = 0.0
 
 
 class Acquired(NamedTuple):
@@ -160,7 +161,6 @@ class Held(NamedTuple):
     turn: float
     waited: float
     first_ms: str
-    calls: Sequence[Handout] = ()
 
     @property
     def is_own(self) -> bool:
@@ -171,8 +171,8 @@ class Held(NamedTuple):
 class Parked(NamedTuple):
     """The store has the trigger's message, and it will be called. Durations in seconds.
 
-    `how` is "line", with its `place` in it; "group" when it gets the outcome of the run in the way; or "again" when it had been
-    parked before.
+    `how` is "line", with its `place` in it and the `ticket` by which it has that; "group" when it gets the outcome of the run
+    in the way; or "again" when it had been parked before.
     """
 
     how: str
@@ -181,6 +181,7 @@ class Parked(NamedTuple):
     age: float
     remaining: float
     place: int
+    ticket: int
     calls: Sequence[Handout] = ()
 
 
@@ -188,6 +189,7 @@ class Linger(NamedTuple):
     """The trigger is parked, and is the one that may wait in its slot, for so many seconds, before it asks again."""
 
     seconds: float
+    ticket: int
     calls: Sequence[Handout] = ()
 
 
@@ -198,7 +200,10 @@ class Led(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """The arguments are to be merged into the message of the trigger that waits, as the index of what is due names it."""
+    """The arguments are to be merged into the message of the trigger that waits, as the index of what is due names it.
+
+    No name means that nobody waits: the trigger's own arguments are to be all.
+    """
 
     by: str
     copy: str

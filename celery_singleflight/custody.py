@@ -163,7 +163,7 @@ class Custody:
             "pause_ms": milliseconds(_HANDOUT_PAUSE),
         }
         reply = self._run(_RECALL, named)
-        if reply.word == "gone":
+        if reply.word != "message":
             return None
         return Handout(reply.message, reply.copy.decode(), first_ms=reply.first_ms.decode())
 
@@ -199,7 +199,10 @@ class Custody:
 
 def calls_of(reply: Any) -> list[Handout]:
     """Return the messages that a reply tells to publish."""
-    return [Handout(message, copy.decode(), first_ms=first_ms.decode()) for _, copy, first_ms, message in reply.calls or ()]
+    return [
+        Handout(message, copy.decode(), first_ms=first_ms.decode(), linger=linger_ms / 1000)
+        for _, copy, first_ms, message, linger_ms in reply.calls or ()
+    ]
 
 
 def as_text(value: bytes) -> str | bytes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kombu.asynchronous import get_event_loop
 
-from celery_singleflight.claims import Finished
+from celery_singleflight.claims import Finished, Outcome
 from celery_singleflight.custody import GRACE
 from celery_singleflight.errors import SingleflightError
 from celery_singleflight.handoff import hand_on
@@ -20,7 +20,7 @@ from celery_singleflight.trigger import Trigger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from celery_singleflight.claims import Claim, Outcome
+    from celery_singleflight.claims import Claim
     from celery_singleflight.store import Store
 
 __all__ = ("Departure",)
@@ -61,15 +61,15 @@ class Departure:
         With an `error` Celery is still to store it and to send what follows; until the same is said without one, others may do
         it. Returns False when it is none: the trigger has another outcome, or is under way elsewhere.
         """
-        if self._place:
-            store, claim = self._place
-            conclude = partial(store.conclude, claim.owner, claim.record, outcome, keep=claim.keep, release=is_gone)
-            encoded = None if error is None else encode_error(self._request.task.app, error)
-            answer = self._try(lambda: conclude(reason=json.dumps([reason]), error=encoded))
-            if isinstance(answer, Finished):
-                hand_on(self._request.task.app, answer.calls)
-            return not isinstance(answer, str) or answer == "unknown"
-        return True
+        refusal = self._conclude(outcome, reason, is_gone=is_gone, error=error)
+        return refusal is None or refusal == "unknown"
+
+    def revoke(self, reason: str) -> bool:
+        """Record that Celery drops a message that was to run.
+
+        Returns False when its trigger has ended otherwise, or is under way elsewhere: then there is nothing to revoke.
+        """
+        return self._conclude(Outcome.REVOKED, reason, is_gone=False) in (None, "unknown", Outcome.REVOKED.value)
 
     def when_gone(self, pid: int | None, act: Any) -> None:
         """Call `act` once no process has that id any more; a lease whose holder lives is never released."""
@@ -77,6 +77,18 @@ class Departure:
             act()
         elif (loop := get_event_loop()) is not None:
             loop.call_later(_LOOK, self.when_gone, pid, act)
+
+    def _conclude(self, outcome: Outcome, reason: str, *, is_gone: bool, error: Exception | None = None) -> str | None:
+        if not self._place:
+            return None
+        store, claim = self._place
+        conclude = partial(store.conclude, claim.owner, claim.record, outcome, keep=claim.keep, release=is_gone)
+        encoded = None if error is None else encode_error(self._request.task.app, error)
+        answer = self._try(lambda: conclude(reason=json.dumps([reason]), error=encoded))
+        if isinstance(answer, Finished):
+            hand_on(self._request.task.app, answer.calls)
+            return None
+        return answer
 
     def _try(self, call: Callable[[], _Answer]) -> _Answer | None:
         try:

@@ -16,9 +16,9 @@ from celery_singleflight.errors import SingleflightError, StoreUnavailable
 from celery_singleflight.handoff import hand_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from celery_singleflight.claims import Encoded, Record
+    from celery_singleflight.claims import Encoded, Handout, Record
     from celery_singleflight.coordination import Coordination
     from celery_singleflight.lease import Lease
 
@@ -54,7 +54,7 @@ def finish(
     answer = _record(lambda: place.store.finish(lease, record, outcome, value, reason=reasons, keep=keep, hold=hold), what)
     if isinstance(answer, Refused):
         return answer
-    hand_on(place.app, answer.calls)
+    _hand_on(place, answer.calls)
     return None
 
 
@@ -69,7 +69,7 @@ def fail(place: Coordination, lease: Lease, record: Record, error: Encoded, *, r
     answer = _record(lambda: conclude(reason=reasons, keep=keep, release=True, error=error), f"the failure of {lease.lock_key}")
     if not isinstance(answer, Finished):
         return False
-    hand_on(place.app, answer.calls)
+    _hand_on(place, answer.calls)
     return True
 
 
@@ -114,4 +114,9 @@ def give_back(place: Coordination, owner: str, record: Record, *, is_brisk: bool
     except SingleflightError as error:
         logger.warning("%s could not be given back, its lease will expire: %s", record.lock_key, error)
     else:
+        _hand_on(place, calls)
+
+
+def _hand_on(place: Coordination, calls: Sequence[Handout]) -> None:
+    if calls:  # else the app is not asked for: it may be gone before a lock of it is given back
         hand_on(place.app, calls)

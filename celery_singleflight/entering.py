@@ -37,6 +37,8 @@ def enter(trigger: Trigger) -> tuple[Answer, float]:
     Raises `StoreUnavailable`, and what `Store.enter` raises beside.
     """
     store = trigger.binding.coordination.store
+    if trigger.may_linger and trigger.called_ahead and free_slots() > 0:
+        _linger(store, trigger, time.monotonic() + min(trigger.called_ahead, _LONGEST_LINGER))
     pauses = iter(_FOR_PREDECESSOR)
     give_up_at = time.monotonic() + _LONGEST_LINGER
     while True:
@@ -44,7 +46,6 @@ def enter(trigger: Trigger) -> tuple[Answer, float]:
         linger = give_up_at - requested_at if trigger.may_linger and free_slots() > 0 else 0.0
         entered = store.enter(trigger.waiting(linger=max(linger, 0.0)))
         if isinstance(entered, Held):
-            hand_on(trigger.binding.app, entered.calls)
             pause = next(pauses, None) if entered.what == "predecessor" else None
             if pause is None:
                 return entered, requested_at

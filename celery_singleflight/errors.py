@@ -19,11 +19,13 @@ __all__ = (
     "MaxHoldExceeded",
     "NestedLeaseLost",
     "OptionError",
+    "PayloadMismatch",
     "Replaced",
     "ResultUnavailable",
     "ScriptError",
     "SingleflightError",
     "Skipped",
+    "StaleToken",
     "StoreUnavailable",
     "WaitTimeout",
 )
@@ -165,6 +167,26 @@ class ExecutionKeyReused(SingleflightError):
 
     def __str__(self) -> str:
         return f"execution key {self.execution_key} belongs to the task {self.task}, which shares the lock name"
+
+
+class PayloadMismatch(ExecutionKeyReused):
+    """This execution key was recorded with another payload: it stands for something else than what is asked for now."""
+
+    def __str__(self) -> str:
+        return f"execution key {self.execution_key} was recorded by {self.task or 'its task'} with another payload"
+
+
+class StaleToken(SingleflightError):
+    """A resource has seen a greater fencing token: the writer holds its lease no more, and its write is refused."""
+
+    def __init__(self, resource: str, token: int, seen: int) -> None:
+        super().__init__(resource, token, seen)
+        self.resource = resource
+        self.token = token
+        self.seen = seen
+
+    def __str__(self) -> str:
+        return f"{self.resource} has seen fencing token {self.seen}, so a write with {self.token} comes too late"
 
 
 class LeaseLost(BaseException):

@@ -68,7 +68,7 @@ class Holder:
     @classmethod
     def of_line(cls, owner: str, line: str, now: int) -> Holder:
         """Read a line of a lease, at that store time in ms."""
-        ends, since, token, worker, task_id = line.split("\n", 4)
+        ends, since, token, worker, _, _, task_id = line.split("\n", 6)
         remaining = (int(ends) - now) / 1000
         state = "ended" if owner.endswith(" ended") else "live" if remaining > 0 else "expired"
         return cls(task_id, worker, owner, int(token), state, max(now - int(since), 0) / 1000, remaining)
@@ -101,11 +101,16 @@ class Lock:
     lock_name: str | None
     holders: list[Holder]
     turns: Turns
+    #: How many wait in line in the store, how many of those have been called and not entered, and how many wait for the outcome
+    #: of another's run.
+    in_line: int
+    called: int
+    following: int
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The triggers of a lock name. Those that wait keep no lock key in the store, so they are counted by name only."""
+    """The triggers of a lock name. Those that the broker has keep no lock key in the store: they are counted by name."""
 
     lock_name: str
     #: Triggers that are with the broker: contended, or between two attempts.
@@ -158,8 +163,10 @@ class Trigger:
     lock_name: str
     lock_key: str | None
     execution_key: str | None
-    #: "running", "expired", "in custody", "with the broker" or "ended".
+    #: "running", "expired", "in line", "following", "in custody", "with the broker" or "ended".
     state: str
+    #: How many are before it in line; None when it is not there.
+    place: int | None
     attempt: int
     deaths: int
     handouts: int
@@ -203,9 +210,15 @@ class Release:
 
 def why_of_lock(lock: Lock, signs: list[Signs]) -> str:
     """Say in one sentence what keeps a trigger of the lock key from running."""
-    if not lock.holders:
-        return "nobody holds it: a trigger that comes now runs"
-    holder, sign = max(zip(lock.holders, signs, strict=True), key=lambda pair: pair[0].remaining)
+    if lock.holders:
+        holder, sign = max(zip(lock.holders, signs, strict=True), key=lambda pair: pair[0].remaining)
+        return _why_held(holder, sign)
+    if lock.in_line:
+        return f"nobody holds it; {lock.in_line} wait in line, {lock.called} of them called and on their way"
+    return "nobody holds it: a trigger that comes now runs"
+
+
+def _why_held(holder: Holder, sign: Signs) -> str:
     held = f"{holder.task_id} on {holder.worker or 'unknown'}"
     if holder.state == "ended" and holder.remaining > 0:
         return f"the run of {held} has ended, and its min_hold keeps the place for {holder.remaining:.1f} s"
@@ -218,6 +231,14 @@ def why_of_lock(lock: Lock, signs: list[Signs]) -> str:
     return f"{held} holds it for {holder.age:.1f} s, its lease has {holder.remaining:.1f} s left"
 
 
+_WHY: Final = {
+    "running": "it runs",
+    "in line": "it waits in line for {0.lock_key}, behind {0.place}; the store has its message",
+    "following": "it waits for the outcome of another trigger's run on {0.lock_key}; the store has its message",
+    "with the broker": "it is with the broker: it waits its turn, or for its next attempt; the store has no message of it",
+}
+
+
 def why_of(trigger: Trigger) -> str:
     """Say in one sentence what becomes of a trigger."""
     if trigger.ending:
@@ -225,10 +246,8 @@ def why_of(trigger: Trigger) -> str:
         reason = f": {ending.reason}" if ending.reason else ""
         rest = "" if ending.is_settled else "; Celery has not sent all that follows yet"
         return f"it has ended {ending.ended_ago:.1f} s ago, {ending.outcome}{reason}{rest}"
-    if trigger.state == "running":
-        return "it runs"
-    if trigger.state == "with the broker":
-        return "it is with the broker: it waits its turn, or for its next attempt; the store has no message of it"
+    if trigger.state in _WHY:
+        return _WHY[trigger.state].format(trigger)
     if trigger.message_bytes == 0:
         return "its run has died, and the store has no message of it: it runs again if the broker delivers it again"
     when = "by now" if (trigger.next_attention or 0) <= 0 else f"in {trigger.next_attention:.1f} s"

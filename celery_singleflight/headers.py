@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ("COPY", "DIGEST", "EVENTS", "FIRST_SEEN", "KEY", "MESSAGE", "OF_A_WAIT", "OWNER", "PREVIOUS", "SERIALIZER", "WAITS")
+__all__ = (
+    "COPY",
+    "DIGEST",
+    "EVENTS",
+    "FIRST_SEEN",
+    "KEY",
+    "LINGER",
+    "MESSAGE",
+    "OF_A_WAIT",
+    "OWNER",
+    "PREVIOUS",
+    "SERIALIZER",
+    "WAITS",
+)
 
 #: The lock key, and the digest of the arguments it was made from.
 KEY: Final = "singleflight_key"
@@ -16,7 +29,9 @@ PREVIOUS: Final = "singleflight_previous"
 #: How often the trigger has been requeued, and the store time in ms at which it first met contention.
 WAITS: Final = "singleflight_waits"
 FIRST_SEEN: Final = "singleflight_first_seen"
-OF_A_WAIT: Final = (COPY, PREVIOUS, WAITS, FIRST_SEEN)
+#: For how many seconds a trigger that was called ahead of its turn may wait in its slot.
+LINGER: Final = "singleflight_linger"
+OF_A_WAIT: Final = (COPY, PREVIOUS, WAITS, FIRST_SEEN, LINGER)
 
 #: Properties that the worker's main process adds to a delivery; they do not travel with the message.
 OWNER: Final = "singleflight_owner"

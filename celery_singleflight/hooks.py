@@ -8,7 +8,7 @@ from celery import signals
 
 from celery_singleflight.binding import bindings_of, only_binding
 from celery_singleflight.coordination import coordinations
-from celery_singleflight.lease import note_continuation
+from celery_singleflight.lease import is_holding, note_continuation
 from celery_singleflight.publish import stamp
 from celery_singleflight.task import publishing
 from celery_singleflight.trigger import generation_of
@@ -22,7 +22,9 @@ def stamp_message(sender: str, headers: Any = None, body: Any = None, properties
         task = publishing.get()
         binding = task._binding if task is not None and task.name == sender else only_binding(sender)  # noqa: SLF001
         stamp(sender, binding, headers, body, properties)
-        note_continuation(headers.get("id", ""), generation_of(headers.get("replaced_task_nesting"), headers.get("retries")))
+        if is_holding():
+            generation = generation_of(headers.get("replaced_task_nesting"), headers.get("retries"))
+            note_continuation(headers.get("id", ""), generation)
 
 
 def leave(**_: Any) -> None:
@@ -33,10 +35,12 @@ def leave(**_: Any) -> None:
 
 def equip_worker(sender: Any, **_: Any) -> None:
     """Give a worker that starts its sweeper, a count of its slots, and its tasks the hard time limit of its command line."""
+    from celery.worker import state  # noqa: PLC0415, as below
+
     from celery_singleflight.slots import share_slots  # noqa: PLC0415, publishers never import the worker
     from celery_singleflight.sweeper import SweeperStep  # noqa: PLC0415
 
-    share_slots(sender)
+    share_slots(sender, state.active_requests)
     sender.app.steps["consumer"].add(SweeperStep)
     for binding in bindings_of(sender.app):
         binding.time_limit = sender.time_limit or binding.time_limit

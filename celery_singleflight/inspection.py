@@ -10,6 +10,7 @@ from heapq import nlargest
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from celery_singleflight.asking import ask_workers, is_worker
 from celery_singleflight.claims import Record
 from celery_singleflight.connection import ClientConnections
 from celery_singleflight.coordination import coordination
@@ -41,9 +42,6 @@ __all__ = ("Inspection", "inspecting")
 
 _RELEASE: Final = load("release")
 
-#: Seconds for which a worker may keep an operator waiting.
-_PATIENCE: Final = 1.0
-
 
 @contextmanager
 def inspecting(app: Celery) -> Iterator[Inspection]:
@@ -68,7 +66,7 @@ class Inspection(Reading):
             found = self.lock_name_in(name)
             if lock_name is not None and found != lock_name:
                 continue
-            if name.kind in ("lease", "pace"):
+            if name.kind in ("lease", "pace", "parked"):
                 texts[name.rest] = found
             elif name.kind in ("trigger", "due") and found is not None:
                 kept = triggers.setdefault(found, [])
@@ -127,8 +125,13 @@ class Inspection(Reading):
         lock = self._lock(lock_key, now)
         signs = self._signs(lock)
         here = (lock_key.text, None)
-        due = self.client.zrange(self.keys.due(lock_key.name), 0, limit - 1)
-        kept = [self._trigger(Record.of_member(LockKey(lock_key.name, ""), as_text(member)), now) for member in due]
+        wait = self.client.zrange(self.keys.lock(lock_key).line, 0, limit - 1)
+        due = [member for member in self.client.zrange(self.keys.due(lock_key.name), 0, limit - 1) if member not in wait]
+        kept = [
+            self._trigger(Record.of_member(LockKey(lock_key.name, ""), as_text(member)), now)
+            for member in (*due, *wait)
+            if not as_text(member).startswith("\n")
+        ]
         names = [name.whole for name in islice(self.scan(glob(self.keys.trigger(lock_key.name, "")) + "*"), EXAMINED + 1)]
         records = self.records(names[:EXAMINED])
         ended = [(int(r["ended_ms"] or 0), name) for name, r in records.items() if r["outcome"] and r["lock_key"] in here]
@@ -180,10 +183,19 @@ class Inspection(Reading):
 
     def _lock(self, lock_key: LockKey, now: int) -> Lock:
         names = self.keys.lock(lock_key)
-        lines, (hold_ms, next_ms) = self.many([("hgetall", names.lease), ("hmget", names.pace, ["hold_ms", "next_ms"])])
+        lines, (hold_ms, next_ms), in_line, called, following = self.many(
+            [
+                ("hgetall", names.lease),
+                ("hmget", names.pace, ["hold_ms", "next_ms"]),
+                ("zcard", names.line),
+                ("zcard", names.called),
+                ("zcard", names.followers),
+            ]
+        )
         holders = [Holder.of_line(as_text(owner), as_text(line), now) for owner, line in lines.items()]
         holders.sort(key=lambda holder: holder.fencing_token)
-        return Lock(lock_key.text, lock_key.name or None, holders, Turns.of_pace(as_text(hold_ms), as_text(next_ms), now))
+        turns = Turns.of_pace(as_text(hold_ms), as_text(next_ms), now)
+        return Lock(lock_key.text, lock_key.name or None, holders, turns, in_line, called, following)
 
     def _trigger(self, record: Record, now: int) -> Trigger | None:
         """Return what is known of a trigger, None when its record is gone."""
@@ -196,45 +208,55 @@ class Inspection(Reading):
             return None
         # Another trigger may run, or have run, the execution.
         run = run if run is not None and (names["execution"] == names["trigger"] or run["task_id"] == record.task_id) else own
+        place, message_bytes = self._waits(record, own) if own["parked"] else (None, own["message_bytes"])
         ending = Ending.of_record(own, now) or (Ending.of_record(run, now) if run["outcome"] else None)
         if ending:
             state = "ended"
         elif run["owner"]:
             state = "running" if int(run["until_ms"] or 0) > now else "expired"
+        elif own["parked"] and message_bytes:
+            state = "following" if place is None else "in line"
         else:
-            state = "in custody" if own["message_bytes"] else "with the broker"
+            state = "in custody" if message_bytes else "with the broker"
         due = self.client.zscore(names["due"], record.member)
         return Trigger(
             task_id=record.task_id,
             lock_name=record.lock_key.name,
-            lock_key=run["lock_key"] or own["lock_key"],
+            lock_key=own["parked"] or run["lock_key"] or own["lock_key"],
             execution_key=record.execution_key,
             state=state,
+            place=place,
             attempt=int(run["attempt"] or 0),
             deaths=int(own["died"] or 0),
             handouts=int(own["handouts"] or 0),
             is_released=bool(own["released"]),
-            message_bytes=own["message_bytes"],
+            message_bytes=message_bytes,
             next_attention=None if due is None else (due - now) / 1000,
             kept_for=max(own["left_ms"], 0) / 1000,
             ending=ending,
         )
 
+    def _waits(self, record: Record, own: dict[str, Any]) -> tuple[int | None, int]:
+        """Return how many are before a parked trigger in line, None when it follows another, and the size of its message."""
+        names = self.keys.lock(LockKey(record.lock_key.name, own["parked"]))
+        place, size = self.many([("zrank", names.line, record.member), ("hstrlen", names.parked, record.member)])
+        return place, size
+
     def _counts(self, lock_name: str, records: dict[str, dict[str, Any]], is_complete: bool, now: int) -> Counts:  # noqa: FBT001
         due = self.keys.due(lock_name)
         in_custody, overdue = self.many([("zcard", due), ("zcount", due, "-inf", now)])
-        waiting = [r for r in records.values() if not (r["outcome"] or r["owner"] or r["message_bytes"])]
+        waiting = [r for r in records.values() if not (r["outcome"] or r["owner"] or r["message_bytes"] or r["parked"])]
         return Counts(lock_name, len(waiting), len(records), is_complete, in_custody, overdue)
 
     def _signs(self, lock: Lock) -> list[Signs]:
-        workers = sorted({holder.worker for holder in lock.holders if _is_worker(holder)})
-        active = _ask_workers(self.app, workers) if workers else None
+        workers = sorted({holder.worker for holder in lock.holders if is_worker(holder)})
+        active = ask_workers(self.app, workers) if workers else None
         ttl = self._lease_ttl(lock.lock_name)
         signs = []
         for holder in lock.holders:
-            is_asked = active is not None and _is_worker(holder)
+            is_asked = active is not None and is_worker(holder)
             ids = active.get(holder.worker) if active is not None else None
-            renewed = ttl - holder.remaining if ttl and _is_worker(holder) and holder.state != "ended" else None
+            renewed = ttl - holder.remaining if ttl and is_worker(holder) and holder.state != "ended" else None
             signs.append(
                 Signs(
                     lease_is_live=holder.state == "live",
@@ -260,19 +282,3 @@ class Inspection(Reading):
         except Exception:  # noqa: BLE001, any backend, and it may be away
             return None
         return waits_for if isinstance(waits_for, str) else None
-
-
-def _is_worker(holder: Holder) -> bool:
-    """Whether a Celery worker holds it, and no script or other process of that host."""
-    return "@" in holder.worker
-
-
-def _ask_workers(app: Celery, workers: list[str]) -> dict[str, set[str]] | None:
-    """Ask workers which triggers they run. Returns the answers of those that answer, None when the broker does not."""
-    try:
-        with app.connection_for_read() as connection:
-            connection.ensure_connection(max_retries=1, timeout=_PATIENCE)
-            answers = app.control.inspect(destination=workers, timeout=_PATIENCE, connection=connection).active() or {}
-    except Exception:  # noqa: BLE001, whatever a broker's client raises
-        return None
-    return {worker: {request["id"] for request in requests} for worker, requests in answers.items()}

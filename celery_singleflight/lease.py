@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 
     from celery_singleflight.keys import LockKey
 
-__all__ = ("Execution", "Holding", "Lease", "current_execution", "current_lease", "holdings", "is_inside", "note_continuation")
+__all__ = (
+    "Execution",
+    "Holding",
+    "Lease",
+    "current_execution",
+    "current_lease",
+    "holdings",
+    "is_holding",
+    "is_inside",
+    "note_continuation",
+)
 
 
 class Lease:
@@ -228,17 +238,21 @@ def holdings() -> Iterator[Holding]:
         holding = holding.outer
 
 
+def is_holding() -> bool:
+    """Whether this context may be inside of a block that holds something; tells at once when it is not."""
+    return _innermost.get() is not None
+
+
 def note_continuation(task_id: str, generation: int) -> None:
     """Note that a message with that id was published in that generation; by its own body it is the trigger's continuation."""
-    if _innermost.get() is not None:
-        for holding in holdings():
-            if holding.request_id == task_id:
-                holding.continued_as = generation
+    for holding in holdings():
+        if holding.request_id == task_id:
+            holding.continued_as = generation
 
 
 def is_inside(task: object, request_id: str) -> bool:
     """Whether this context is inside of the body of that delivery."""
-    return _innermost.get() is not None and any(h.task is task and h.request_id == request_id for h in holdings())
+    return is_holding() and any(h.task is task and h.request_id == request_id for h in holdings())
 
 
 def current_lease() -> Lease | None:

@@ -21,8 +21,12 @@ logger = logging.getLogger(__name__)
 def merge(trigger: Trigger, asked: Merge) -> None:
     """Give a trigger the arguments that its task's `coalesce_keep` makes of its own and of those that wait.
 
-    When that raises, or makes a call of another lock key, the trigger waits by itself, in line: nothing is lost.
+    When the one that it was merged with waits no longer, it has its own again. When the function raises, or makes a call of
+    another lock key, the trigger waits by itself, in line: nothing is lost.
     """
+    if not asked.by:
+        trigger.unmerge()
+        return
     binding, name = trigger.binding, trigger.task.name
     try:
         waiting = binding.arguments.bind(*arguments_in(asked.message))

@@ -87,6 +87,8 @@ def publish_again(app: Celery, handout: Handout) -> str:
     headers = {**kept, "eta": None, header.COPY: uuid4().hex, header.PREVIOUS: handout.copy}
     if handout.first_ms:
         headers |= {header.FIRST_SEEN: handout.first_ms, header.WAITS: 1}
+        if handout.linger:
+            headers[header.LINGER] = handout.linger
     else:
         headers["expires"] = None  # what has entered cannot expire any more
     sent = {name: value for name, value in head.items() if value is not None}

@@ -27,7 +27,7 @@ def move_call_options(task_name: str, options: dict[str, Any], *, strict: bool) 
     """
     stamps = options.get("stamped_headers") or ()
     try:
-        check_call(task_name, (name for name in options if name not in CALL_OPTIONS and name not in stamps))
+        check_call(task_name, [name for name in options if name not in CALL_OPTIONS and name not in stamps])
     except OptionError as error:
         if strict:
             raise

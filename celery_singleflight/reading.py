@@ -29,7 +29,7 @@ EXAMINED: Final = 10_000
 _BATCH: Final = 500
 _FIELDS: Final = (
     *("owner", "until_ms", "attempt", "task_id", "lock_key", "handouts", "died", "released"),
-    *("outcome", "reason", "ended_ms", "settled"),
+    *("outcome", "reason", "ended_ms", "settled", "parked"),
 )
 _NAME: Final = re.compile(r"(\{.*?\}:\d+:)([a-z]+):(.*)", re.DOTALL)
 
@@ -65,9 +65,9 @@ class Reading:
         known = [name for name in lock_names(self.app) if text.startswith(name)]
         begins = [text[: match.start()] for match in re.finditer(r"\[", text)]
         candidates = [LockKey(name, text) for name in dict.fromkeys([*known, *begins])]
-        asked = [("exists", key) for lock_key in candidates for key in self.keys.lock(lock_key)[:3]]
-        exist = self.many(asked)
-        return next((key for n, key in enumerate(candidates) if any(exist[3 * n : 3 * n + 3])), None)
+        names = [self.keys.lock(lock_key) for lock_key in candidates]
+        exist = self.many([("exists", name) for n in names for name in (n.lease, n.fence, n.pace, n.parked)])
+        return next((key for n, key in enumerate(candidates) if any(exist[4 * n : 4 * n + 4])), None)
 
     def named(self, kind: str, key: str) -> list[Name]:
         """Return the names of records of that trigger or execution: where the app's lock names say, else wherever they are."""

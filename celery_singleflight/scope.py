@@ -33,6 +33,7 @@ class Arguments:
             (name for name, p in signature.parameters.items() if p.kind is inspect.Parameter.VAR_KEYWORD), None
         )
         self.names = tuple(name for name in signature.parameters if name != self._keywords)
+        self._known = frozenset(self.names)
         is_plain = all(kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
         empty = inspect.Parameter.empty
         #: What each argument is when it is not given, of a function that has nothing but plain parameters; else None.
@@ -64,10 +65,9 @@ class Arguments:
             return None
         if len(args) == len(self.names):
             return dict(zip(self.names, args, strict=True))
-        arguments = {**self._defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
-        given = {*self.names[: len(args)], *kwargs}
-        is_whole = len(arguments) == len(self.names) and len(given) == len(args) + len(kwargs)
-        return arguments if is_whole and arguments.keys() == set(self.names) else None
+        positional = dict(zip(self.names, args, strict=False))
+        arguments = {**self._defaults, **positional, **kwargs}
+        return arguments if arguments.keys() == self._known and positional.keys().isdisjoint(kwargs) else None
 
     def as_keywords(self, arguments: Any) -> dict[str, Any]:
         """Return keyword arguments for a call with these arguments by name, such as `bind` returns. Raises `TypeError`."""

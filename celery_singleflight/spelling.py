@@ -43,6 +43,7 @@ _GUESSES: Final = {
     "unique_on": "lock_on",
 }
 _LIKENESS: Final = 0.85
+_CALL_OPTIONS: Final = tuple(CALL_OPTIONS)
 
 
 def check_task(task_name: str, attributes: Iterable[str]) -> None:
@@ -93,7 +94,7 @@ def check_call(task_name: str, names: Iterable[str]) -> None:
                 f"call of {task_name}: {name}{meant} is an option of the task, not of a call; per call there are "
                 f"{', '.join(sorted(CALL_OPTIONS))}"
             )
-        if _resembles(name, tuple(CALL_OPTIONS)):
+        if _resembles(name, _CALL_OPTIONS):
             _refuse(f"call of {task_name}", name, name.lower(), CALL_OPTIONS)
 
 

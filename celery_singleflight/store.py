@@ -264,7 +264,8 @@ def _ended(reply: Any) -> Ended:
 def _parked(reply: Any) -> Parked:
     task_id, worker = json.loads(reply.holder)
     age, remaining = reply.age_ms / 1000, reply.remaining_ms / 1000
-    return Parked(reply.how.decode(), task_id or "", worker or "", age, remaining, reply.place, calls_of(reply))
+    holder = (task_id or "", worker or "", age, remaining)
+    return Parked(reply.how.decode(), *holder, reply.place, int(reply.ticket), calls_of(reply))
 
 
 def _held(reply: Any) -> Held:
@@ -279,7 +280,6 @@ def _held(reply: Any) -> Held:
         turn=reply.turn_ms / 1000,
         waited=(int(reply.now_ms) - int(reply.first_ms)) / 1000,
         first_ms=reply.first_ms.decode(),
-        calls=calls_of(reply),
     )
 
 
@@ -289,7 +289,7 @@ _ANSWERS: Final[dict[str, Callable[[Any], Entered]]] = {
     "ended": _ended,
     "held": _held,
     "led": lambda reply: Led(reply.by.decode()),
-    "linger": lambda reply: Linger(reply.ms / 1000, calls_of(reply)),
+    "linger": lambda reply: Linger(reply.ms / 1000, int(reply.ticket), calls_of(reply)),
     "merge": lambda reply: Merge(reply.by.decode(), reply.copy.decode(), reply.message),
     "parked": _parked,
     "surplus": lambda reply: Surplus(reply.why.decode()),

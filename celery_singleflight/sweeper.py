@@ -24,7 +24,9 @@ from celery_singleflight.durability import warn_of_risks
 from celery_singleflight.errors import ScriptError, SingleflightError
 from celery_singleflight.handoff import hand_on
 from celery_singleflight.keys import LockKey
+from celery_singleflight.looks import looks_of
 from celery_singleflight.message import publish_again
+from celery_singleflight.slots import recount_slots
 from celery_singleflight.trigger import new_owner
 
 if TYPE_CHECKING:
@@ -73,6 +75,8 @@ class Sweeper:
             logger.exception("a look of the sweeper failed; the next one follows")
         else:
             self._failures = 0
+        for look in looks_of(self._app):
+            look(self._app)
         pause = min(_INTERVAL * 2.0 ** min(self._failures, 10), _LONGEST_PAUSE)
         return pause * random.uniform(0.8, 1.2)  # noqa: S311, jitter
 
@@ -161,6 +165,8 @@ class SweeperStep(StartStopStep):  # type: ignore[misc]
             warn_of_risks(coordination(consumer.app).client)
             self._has_warned = True
         self._entry = consumer.timer.call_after(_INTERVAL, self._tick, (consumer,))
+        if consumer.hub is not None:
+            consumer.hub.on_tick.add(recount_slots)
 
     def stop(self, consumer: Any) -> None:
         """Look no more."""

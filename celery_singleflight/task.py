@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery.app.task import Task
+from celery.exceptions import Ignore, Retry
 from kombu.utils.imports import symbol_by_name
 
 from celery_singleflight.binding import Binding, bound_to, is_protected, quiet_contention
@@ -17,6 +18,7 @@ from celery_singleflight.lease import holdings, is_inside
 from celery_singleflight.outcome import settle
 from celery_singleflight.publish import move_call_options
 from celery_singleflight.run import run_trigger
+from celery_singleflight.trigger import is_without_run
 from celery_singleflight.worker import RequestClass
 
 if TYPE_CHECKING:
@@ -163,7 +165,13 @@ def _perform(task: SingleflightTask, body: Callable[..., Any], args: Any, kwargs
     # What a run of the task calls of itself it calls under the id of its own request.
     if request.called_directly or is_inside(task, request.id):
         return call_directly(task, binding, body, args, kwargs)
-    return run_trigger(task, request, binding, body, args, kwargs)
+    try:
+        return run_trigger(task, request, binding, body, args, kwargs)
+    except (Ignore, Retry) as ending:
+        if is_without_run(ending):
+            # Celery takes each frame apart, which costs more than all else of a delivery that waits.
+            raise ending.with_traceback(None)  # noqa: B904, it is the same
+        raise
 
 
 def _adapt(cls: type[SingleflightTask], app: Celery) -> None:
@@ -174,7 +182,7 @@ def _adapt(cls: type[SingleflightTask], app: Celery) -> None:
     if Contended not in cls.throws:
         cls.throws = (*cls.throws, Contended)  # expected, so no error in the log
     on_retry = inspect.getattr_static(cls, "on_retry")
-    if on_retry is not Task.on_retry and not hasattr(on_retry, "is_quiet"):
+    if not hasattr(on_retry, "is_quiet"):
         cls.on_retry = quiet_contention(on_retry)
     _postpone_before_start(cls)
     _settle_after_return(cls)

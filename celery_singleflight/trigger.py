@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from uuid import uuid4
 
 from celery.exceptions import Ignore
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from celery_singleflight.binding import Binding
     from celery_singleflight.claims import Merge
 
-__all__ = ("Trigger", "generation_of", "new_owner")
+__all__ = ("Trigger", "generation_of", "is_without_run", "new_owner", "without_run")
 
 logger = logging.getLogger(__name__)
 
 #: Retries of one trigger that its generations leave room for, between two replacements.
 _RETRIES: Final = 1 << 20
+_WITHOUT_RUN: Final = "_singleflight_without_run"
+_Ending = TypeVar("_Ending", bound=BaseException)
 _KEPT: Final = Waits()
 _NOT_KEPT: Final = Waits(keeps=False)
 _HEADERS: Final = {header.KEY, header.DIGEST, *header.OF_A_WAIT, *(option.header for option in CALL_OPTIONS.values())}
@@ -52,6 +54,17 @@ def new_owner() -> str:
     return uuid4().hex
 
 
+def without_run(ending: _Ending) -> _Ending:
+    """Mark what ends a delivery whose body did not run, or does not count."""
+    setattr(ending, _WITHOUT_RUN, True)
+    return ending
+
+
+def is_without_run(ending: BaseException) -> bool:
+    """Whether it was marked so."""
+    return hasattr(ending, _WITHOUT_RUN)
+
+
 def generation_of(nesting: int | None, retries: int | None) -> int:
     """Return the generation of a message with these headers of Celery's."""
     return (nesting or 0) * _RETRIES + (retries or 0)
@@ -60,7 +73,19 @@ def generation_of(nesting: int | None, retries: int | None) -> int:
 class Trigger:
     """What a run needs to know of the message it was started by. Made for one delivery, used once."""
 
-    __slots__ = ("args", "binding", "claim", "headers", "kwargs", "may_linger", "own_arguments", "request", "task", "waits")
+    __slots__ = (
+        "_unmerged",
+        "args",
+        "binding",
+        "claim",
+        "headers",
+        "kwargs",
+        "may_linger",
+        "own_arguments",
+        "request",
+        "task",
+        "waits",
+    )
 
     def __init__(self, task: Any, request: Any, binding: Binding, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Read the request that the task was delivered with.
@@ -74,6 +99,8 @@ class Trigger:
         self.kwargs = kwargs
         #: As they came, before a merge.
         self.own_arguments = (args, kwargs)
+        #: What a merge has changed of the request, as it came.
+        self._unmerged: tuple[Any, Any, Any, dict[str, Any]] | None = None
         self.headers: dict[str, Any] = request.headers or {}
         #: How often the trigger has been requeued before.
         self.waits = self._waits()
@@ -134,21 +161,47 @@ class Trigger:
         """The generation of the message that replaces this one under the same id."""
         return (self.claim.generation // _RETRIES + 1) * _RETRIES
 
+    @property
+    def called_ahead(self) -> float:
+        """For how many seconds it may wait in its slot, because it was called ahead of its turn."""
+        linger = self.headers.get(header.LINGER, 0.0)
+        return linger if isinstance(linger, int | float) else 0.0
+
     def waiting(self, *, linger: float) -> Claim:
         """Return the claim, by which its slot may wait for so many seconds."""
         return self.claim._replace(waits=self.claim.waits._replace(linger=linger)) if linger else self.claim
 
     def merge(self, kwargs: dict[str, Any], asked: Merge) -> None:
         """Take these arguments, made from its own and those of the trigger that waits. Raises as kombu does."""
+        request = self.request
         marks = {header.DIGEST: arguments_digest((), kwargs), header.KEY: self.lock_key.text}
+        if self._unmerged is None:
+            self._unmerged = request.properties, request.args, request.kwargs, {name: self.headers.get(name) for name in marks}
         replace_arguments(self.request, kwargs, marks)
         self.headers.update(marks)
         self.args, self.kwargs = [], kwargs
         waits = self.claim.waits._replace(merged_with=asked.by, merged_copy=asked.copy)
         self.claim = self.claim._replace(message=pack_message(self.request), waits=waits)
 
+    def unmerge(self) -> None:
+        """Take its own arguments again, as they came."""
+        if self._unmerged is None:
+            return
+        request = self.request
+        request.properties, request.args, request.kwargs, marks = self._unmerged
+        self._unmerged = None
+        for name, value in marks.items():
+            if value is None:
+                self.headers.pop(name, None)
+            else:
+                self.headers[name] = value
+        self.args, self.kwargs = self.own_arguments
+        waits = self.claim.waits._replace(merged_with="", merged_copy="")
+        self.claim = self.claim._replace(message=pack_message(request), waits=waits)
+
     def wait_alone(self) -> None:
         """Wait in line with its own arguments, not coalesced."""
+        self.unmerge()
         self.claim = self.claim._replace(on_held="queue")
 
     def waits_no_more(self) -> None:
@@ -163,7 +216,7 @@ class Trigger:
         Raises `Ignore`.
         """
         logger.info("%s[%s] %s", self.task.name, self.request.id, why)
-        raise Ignore(why)
+        raise without_run(Ignore(why))
 
     def _waits_as(self, policy: str, lock_key: LockKey) -> Waits:
         options = self.binding.options

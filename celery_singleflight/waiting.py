@@ -18,6 +18,7 @@ from celery_singleflight.courier import careful_producer
 from celery_singleflight.errors import Contended, StoreUnavailable
 from celery_singleflight.message import queues_behind
 from celery_singleflight.policies import LONGEST_DELAY, blind_delay, requeue_delay
+from celery_singleflight.trigger import without_run
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -57,7 +58,7 @@ def requeue(trigger: Trigger, held: Held) -> NoReturn:
     if held.is_own:
         place = f"while it runs on {held.worker}" if held.worker else "just after its end"
         trigger.leave(f"was delivered again {place}; a copy looks again in {countdown:.1f} s")
-    raise Retry(exc=contention, when=countdown, sig=signature)
+    raise without_run(Retry(exc=contention, when=countdown, sig=signature))
 
 
 def park(trigger: Trigger, parked: Parked) -> NoReturn:
@@ -72,7 +73,7 @@ def park(trigger: Trigger, parked: Parked) -> NoReturn:
     _tell(trigger, contention)
     signals.parked.send(sender=trigger.task, lock_key=lock_key, task_id=task_id, how=parked.how, place=parked.place)
     where = f"in line, behind {parked.place}" if parked.how == "line" else f"for the outcome of {parked.task_id}"
-    raise Retry(f"Waits {where}: {contention}", exc=contention, when=0)
+    raise without_run(Retry(f"Waits {where}: {contention}", exc=contention, when=0))
 
 
 def requeue_without_store(trigger: Trigger, error: StoreUnavailable) -> NoReturn:
@@ -80,7 +81,7 @@ def requeue_without_store(trigger: Trigger, error: StoreUnavailable) -> NoReturn
     countdown = blind_delay(trigger.waits, longest=longest_delay(trigger.binding.app))
     signature = _publish(trigger, countdown, {header.WAITS: trigger.waits + 1})
     logger.warning("%s[%s] waits %.1f s for the store: %s", trigger.task.name, trigger.request.id, countdown, error)
-    raise Retry(exc=error, when=countdown, sig=signature)
+    raise without_run(Retry(exc=error, when=countdown, sig=signature))
 
 
 def wait_for_successor(trigger: Trigger, why: str) -> NoReturn:

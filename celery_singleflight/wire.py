@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 __all__ = ("ReplyError", "command", "exchange", "pack")
 
 _CHUNK: Final = 1 << 16
+_TABLED: Final = 2048
 #: What stands between two values, by the length of the second.
-_LENGTHS: Final = [f"\r\n${length}\r\n" for length in range(2048)]
+_LENGTHS: Final = [f"\r\n${length}\r\n" for length in range(_TABLED)]
 
 
 class ReplyError(Exception):
@@ -29,15 +30,15 @@ class ReplyError(Exception):
 def pack(command: str, script: str, keys: int, values: Sequence[Value]) -> bytes:
     """Return the command that runs a script, as it is sent."""
     head, frame = _frames(command, script, keys, len(values))
-    if bytes not in set(map(type, values)):
-        texts = list(map(str, values))
-        parts = [""] * (2 * len(texts))
-        parts[1::2] = texts
-        try:
-            parts[::2] = [_LENGTHS[len(text)] for text in texts]
-        except IndexError:
-            parts[::2] = [f"\r\n${len(text)}\r\n" for text in texts]
-        packed = head + "".join(parts) + "\r\n"
+    parts = [head]
+    for value in values:
+        if type(value) is bytes:
+            break
+        text = str(value)
+        length = len(text)
+        parts += (_LENGTHS[length] if length < _TABLED else f"\r\n${length}\r\n", text)
+    else:
+        packed = "".join(parts) + "\r\n"
         if packed.isascii():  # else a text has more bytes than characters
             return packed.encode()
     words = [value if isinstance(value, bytes) else str(value).encode() for value in values]
@@ -56,17 +57,17 @@ def exchange(line: socket, packed: bytes, replies: int) -> list[Any]:
     Raises `OSError` as the socket does. After any exception an unread reply may follow, and the socket is of no use.
     """
     line.sendall(packed)
-    received, wanted = b"", 1
+    received = _receive(line)
     while True:
+        answers, wanted = _read(received, replies)
+        if not wanted:
+            return answers
         # What is known to be wanted is read before the reply is looked at again: a big one comes in many pieces.
         pieces, length = [received], len(received)
         while length < wanted:
             pieces.append(_receive(line))
             length += len(pieces[-1])
         received = b"".join(pieces)
-        answers, wanted = _read(received, replies)
-        if not wanted:
-            return answers
 
 
 def _receive(line: socket) -> bytes:

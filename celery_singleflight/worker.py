@@ -24,6 +24,10 @@ __all__ = ("RequestClass",)
 logger = logging.getLogger(__name__)
 
 
+class _NothingToRevokeError(Exception):
+    """The trigger of a revoked message has another outcome already, or its run is under way elsewhere."""
+
+
 class RequestClass:
     """The `Request` attribute of a protected task: the user's own request class, or Celery's, with an owner token.
 
@@ -53,7 +57,7 @@ class _OwnerPerDelivery:
         if give is not None:
 
             def execute_using_pool(self: Any, pool: Any, **how: Any) -> Any:
-                count_slots(len(state.active_requests))
+                count_slots()
                 return give(self, pool, **how)
 
             cls.execute_using_pool = execute_using_pool  # type: ignore[attr-defined]
@@ -102,8 +106,17 @@ class _OwnerPerDelivery:
         self._is_given_back = requeue
         return super().reject(requeue=requeue)  # type: ignore[misc]
 
+    def revoked(self) -> bool:
+        """Celery's question whether to drop the message; not that of a trigger that has ended, which is to be answered."""
+        try:
+            return bool(super().revoked())  # type: ignore[misc]
+        except _NothingToRevokeError:
+            logger.info("%s was revoked, but has ended or runs elsewhere: its message is not dropped", self)
+            return False
+
     def _announce_revoked(self, reason: str, terminated: bool, *args: Any, **kwargs: Any) -> Any:  # noqa: FBT001
-        Departure(self).conclude(Outcome.REVOKED, reason, is_gone=False)
+        if not Departure(self).revoke(reason) and not terminated:
+            raise _NothingToRevokeError
         return super()._announce_revoked(reason, terminated, *args, **kwargs)  # type: ignore[misc]
 
     _is_given_back = False

@@ -6,7 +6,7 @@ import pytest
 from kombu import Connection
 from nodes import ValkeyContainer
 
-pytest_plugins = ["places"]
+pytest_plugins = ["places", "databases"]
 
 
 @pytest.fixture(scope="session")

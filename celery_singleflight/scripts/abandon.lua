@@ -22,8 +22,11 @@
 --                     message is the broker's from now on
 -- ARGV[8] died        "1" when the run died with its process
 --
--- Returns {"abandoned", calls}  nothing is held by this owner any more; calls are the messages of those who are next, to be
---         published now: lists of trigger, copy, first_ms, message
+-- Returns {"abandoned", calls}  nothing is held by this owner any more; calls are the messages of those who are next,
+--         to be published now: see shared/waiting.lua
+
+-- So many generations are between two replacements.
+local RETRIES = 1048576
 
 if hold_ms ~= '' then
   leave_place(owner, hold_ms)
@@ -60,6 +63,13 @@ if holder == owner and not outcome then
     end
   end
 end
+-- A retry comes again by itself. What replaces a run may be anything, and what is rejected may be gone.
+local goes_elsewhere = holder == owner and not outcome and again_ms == '' and forget ~= '1' and
+                       (generation == '' or generation % RETRIES == 0)
+local group = goes_elsewhere and redis.call('HGET', trigger, 'group')
+if group then
+  redis.call('HDEL', trigger, 'group')
+end
 if forget == '1' then
   if execution ~= trigger then
     redis.call('DEL', trigger)
@@ -73,7 +83,17 @@ elseif generation ~= '' and redis.call('EXISTS', trigger) == 1 then
 end
 
 local calls = {}
-if redis.call('EXISTS', parked) == 1 then
+if redis.call('EXISTS', pace) == 1 then
+  local about = again_ms == '' and waiter(member)
+  if about and about.by == owner then
+    -- It was parked, and the one that asked has not been told so: it does what it does with the message.
+    forget_waiter(member)
+    redis.call('HDEL', trigger, 'parked', 'member')
+    end_group(calls, about.group, member, '')
+  end
+  if goes_elsewhere then
+    end_group(calls, group, member, '')
+  end
   call_next(calls, 1)
 end
 if #calls > 0 then

@@ -13,12 +13,19 @@
 -- KEYS[8] due         sorted set: trigger -> store time in ms at which the sweeper looks at it
 -- ARGV[1] lock_key    text of the lock key
 --
--- Returns {"attended", calls}  calls are the messages of those who are next, to be published now: lists of trigger, copy,
---         first_ms, message
+-- Returns {"attended", calls}  calls are the messages of those who are next, to be published now: see shared/waiting.lua
 
 local calls = {}
 -- Before anything can go wrong: a lock key that cannot be read must not come first for ever.
 redis.call('ZADD', due, 'XX', text(now + 10000), attention)
+-- Whoever has not come and is due no more has come by another lock key: its task makes that in another way now.
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', called, '-inf', text(now))) do
+  if not redis.call('ZSCORE', due, member) then
+    local about = waiter(member)
+    forget_waiter(member)
+    end_group(calls, about and about.group, member, '')
+  end
+end
 call_next(calls, 0)
 local all = redis.call('HGETALL', pace)
 for n = 1, #all, 2 do

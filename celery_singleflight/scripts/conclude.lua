@@ -27,7 +27,8 @@
 -- ARGV[12] body       the error; empty for none
 --
 -- Returns {"concluded", calls}  recorded; also when asked again with the same owner token, which may release and settle, and
---         when Celery has done what follows the same outcome, which settles it. calls are the messages of those who are next, to be published now: lists of trigger, copy, first_ms, message
+--         when Celery has done what follows the same outcome, which settles it. calls are the messages of those who are next, to
+--         be published now: see shared/waiting.lua
 --      or {"refused", outcome}  the trigger has this outcome already, or is not known; or another delivery runs it, and
 --         outcome is empty
 
@@ -74,8 +75,10 @@ if holder and holder ~= '' and holder ~= owner and runs == task_id and tonumber(
 end
 -- Its run, should it still live, is refused; unless it is the run itself that tells, and releases its lease.
 local by_run = (patience_ms == '' or release ~= '1') and '' or owner
+-- Without patience nobody is about to send what follows, and it is not waited for.
+local ended_ms = text(patience_ms == '0' and now - AGAIN_MS or now)
 redis.call('HSET', trigger, 'owner', '', 'outcome', outcome, 'reason', reason, 'by', by_run, 'concluded_by', owner,
-           'ended_ms', text(now), 'content_type', content_type, 'content_encoding', content_encoding, 'body', body)
+           'ended_ms', ended_ms, 'content_type', content_type, 'content_encoding', content_encoding, 'body', body)
 local about, parked_message = waiter(member)
 if about then
   forget_waiter(member)
@@ -88,5 +91,6 @@ elseif redis.call('HEXISTS', trigger, 'message') == 1 then
   redis.call('ZADD', due, text(now + patience_ms), member)
 end
 redis.call('PEXPIRE', trigger, text(math.max(tonumber(keep_ms), 3600000)))
+lead_no_more(owner)
 end_group(calls, about and about.group or group, member, outcome)
 return concluded()

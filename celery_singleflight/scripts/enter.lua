@@ -43,18 +43,19 @@
 --                     trigger and the copy of it that the message was merged with. Empty for what does not apply
 --
 -- Returns {"acquired", fence, run, attempt, calls}  it is ours, also when asked again with the same owner token
---      or {"held", what, holder, age_ms, remaining_ms, hold_ms, turn_ms, now_ms, first_ms, calls}  what is "lock";
---         "execution", the same under another lock key; "own", another delivery runs this trigger or has just ended it;
---         "predecessor", the run that has sent this retry is about to end
---      or {"parked", how, holder, age_ms, remaining_ms, place, calls}  the store has its message, and it will be called; how is
---         "line" or "group"; "again" when it had been parked before
---      or {"linger", ms, calls}  it is parked, and may wait so long for the baton before it asks again
+--      or {"held", what, holder, age_ms, remaining_ms, hold_ms, turn_ms, now_ms, first_ms}  what is "lock"; "execution",
+--         the same under another lock key; "own", another delivery runs this trigger or has just ended it; "predecessor",
+--         the run that has sent this retry is about to end
+--      or {"parked", how, holder, age_ms, remaining_ms, place, ticket, calls}  the store has its message, and it will be called;
+--         how is "line" or "group"; "again" when it had been parked before
+--      or {"linger", ms, ticket, calls}  it is parked, and may wait so long for the baton before it asks again
 --      or {"led", by}  it gets the outcome of that trigger, as `due` names it
---      or {"merge", by, copy, message}  this one waits, and its arguments are to be merged into the message
+--      or {"merge", by, copy, message}  this one waits, and its arguments are to be merged into the message; by is empty when the
+--         one it was merged with waits no longer, and its own arguments are to be all
 --      or {"ended", outcome, settled, reason, content_type, content_encoding, body, calls}  the trigger is over: this is how
 --      or {"surplus", why}  another copy of the trigger's message is the one that counts
 --      or {"reused", by_task}  the explicit execution key belongs to that other task
--- where calls are the messages of those who are next, to be published now: lists of trigger, copy, first_ms, message.
+-- where calls are the messages of those who are next, to be published now: see shared/waiting.lua.
 
 local holder, until_ms, since_ms, token, run_id, attempts, runs, on, runs_generation, done, newest, counts, settled, by,
   ended_ms, died, by_task, has_run, group = unpack(
@@ -108,8 +109,7 @@ if is_own or done then
   local age = now - (tonumber(ended_ms) or 0)
   if outcome and not settled and by ~= owner and age < tonumber(grace_ms) then
     redis.call('HSET', trigger, 'generation', generation, 'copy', copy)
-    return {'held', 'own', cjson.encode({task_id, ''}), age, grace_ms - age, 0, 0, text(now), text(tonumber(first_ms) or now),
-            calls}
+    return {'held', 'own', cjson.encode({task_id, ''}), age, grace_ms - age, 0, 0, text(now), text(tonumber(first_ms) or now)}
   end
   if led_by then
     return {'led', led_by}
@@ -124,8 +124,8 @@ if is_own or done then
   if not settled then
     answers()
   end
-  if about then
-    leave_line(ending)
+  if not outcome or about then
+    leave_line(ending, not outcome and group)
   end
   local source = ending == 'succeeded' and done and execution or trigger
   local value = redis.call('HMGET', source, 'content_type', 'content_encoding', 'body')
@@ -149,6 +149,10 @@ if about then
   end
   if about.replaced then
     return end_here('replaced', cjson.encode({'replaced', about.replaced}))
+  end
+  if about.merged and about.copy == copy and about.by ~= owner then
+    -- Delivered again, it has only its own arguments; the message that is called has those of the others too.
+    return parked_reply('again', {now, '', '', now})
   end
 end
 
@@ -196,7 +200,7 @@ local function held(what, since, task, at, ends)
     end
   end
   return {'held', what, cjson.encode({task, at}), age, remaining, math.floor(hold or 0), math.floor(turn - now), text(now),
-          text(first), calls}
+          text(first)}
 end
 
 if is_running then
@@ -204,9 +208,7 @@ if is_running then
   if runs == task_id then
     what = ours > (tonumber(runs_generation) or ours) and 'predecessor' or 'own'
   end
-  if about then
-    leave_line()
-  end
+  step_aside()
   return held(what, tonumber(since_ms), runs, on, tonumber(until_ms))
 end
 
@@ -244,9 +246,7 @@ else
   if (ripe and ripe > now) or not is_next(tonumber(limit) - live) then
     local is_full = live >= tonumber(limit)
     if first and first.task == task_id and on_held ~= 'ask' and is_full then
-      if about then
-        leave_line()
-      end
+      step_aside()
       return held(newest and ours > newest and 'predecessor' or 'own', first.since, first.task, first.worker, first.ends)
     end
     local who = is_full and {first.since, first.task, first.worker, first.ends}
@@ -273,6 +273,11 @@ else
   group = about and about.group or (group ~= '' and group) or token
   redis.call('HSET', lease, owner,
              table.concat({text(mine.ends), text(now), token, worker, group, digest or '', task_id}, '\n'))
+  local replaces = is_waited_for and redis.call('HGET', pace, 'replaces')
+  if replaces and replaces ~= member and redis.call('ZSCORE', line, replaces) then
+    -- It was called before that one came, which waits for it to stop.
+    redis.call('HSET', pace, 'stop', token, 'stop_by', string.match(replaces, '^[^\n]*'))
+  end
   if holders > 0 then
     keep(lease, tonumber(ttl_ms) + 60000)
   else

@@ -28,7 +28,7 @@
 -- ARGV[13] remember_ms      how long the trigger itself is remembered at least
 --
 -- Returns {"finished", calls}  recorded, also when asked again with the same owner token; calls are the messages of those who
---         are next, to be published now: lists of trigger, copy, first_ms, message
+--         are next, to be published now: see shared/waiting.lua
 --      or {"refused", owner, outcome}  somebody else owns the record or the lock key now; nothing is changed
 
 local separate = execution ~= trigger
@@ -95,13 +95,15 @@ end
 if redis.call('EXISTS', pace) == 1 then
   if hold_ms ~= '' then
     local old = tonumber(redis.call('HGET', pace, 'hold_ms') or nil)
-    local hold = math.max(now - (tonumber(since_ms or nil) or now), 1)
+    local hold = math.max(now - (tonumber(since_ms or nil) or now), tonumber(hold_ms), 1)
     redis.call('HSET', pace, 'hold_ms', text(old and old * 0.7 + hold * 0.3 or hold))
     if redis.call('HGET', pace, 'stop') == token then
       redis.call('HDEL', pace, 'stop', 'stop_by')
     end
   end
-  end_group(calls, mine and facts(mine).group or redis.call('HGET', trigger, 'group'), member, outcome)
+  -- What an outer holder goes on with is its own.
+  local group = hold_ms ~= '' and mine and facts(mine).group or redis.call('HGET', trigger, 'group')
+  end_group(calls, group, member, outcome)
   local about, parked_message = waiter(member)
   if about then
     -- A copy was parked when this run was taken for dead: it waits no longer, and what follows is still to be sent.

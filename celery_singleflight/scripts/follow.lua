@@ -25,7 +25,8 @@
 --
 -- Returns {"ended", outcome, settled, reason, content_type, content_encoding, body, ended_as, calls}  outcome is the trigger's,
 --         "coalesced" or that of the leader; the rest tells how the leader ended. calls are the messages of those who are next
---      or {"gone"}  nobody knows the leader's outcome any more: the trigger is a newcomer again, and is to ask so
+--      or {"gone"}  it is to ask anew: nobody knows the leader's outcome any more, or the leader has failed whom it has joined, and
+--         it is a newcomer again; or another delivery has just got the outcome
 
 local calls = {}
 local ended_as, reason, content_type, content_encoding, body = unpack(
@@ -35,14 +36,19 @@ if ended_as == 'succeeded' and not content_type then
     redis.call('HMGET', execution, 'content_type', 'content_encoding', 'body'))
 end
 local about = waiter(member)
-local group = about and about.group
-if not ended_as or (ended_as ~= 'succeeded' and ended_as ~= 'failed') or (ended_as == 'succeeded' and not content_type) then
+local group = about and about.follows
+local outcome, settled, ended_by, ended_ms = unpack(redis.call('HMGET', trigger, 'outcome', 'settled', 'by', 'ended_ms'))
+if outcome and not settled and ended_by ~= owner and now - (tonumber(ended_ms) or 0) < tonumber(grace_ms) then
+  return {'gone'}
+end
+if not ended_as or (ended_as ~= 'succeeded' and ended_as ~= 'failed') or (ended_as == 'succeeded' and not content_type) or
+   (ended_as == 'failed' and about and about.kind == 'join') then
   forget_waiter(member)
   redis.call('HDEL', trigger, 'outcome', 'led_by', 'settled', 'by')
+  -- The reply has no room for those who are next: a sweeper calls them.
   look_at(now)
   return {'gone'}
 end
-local outcome, settled = unpack(redis.call('HMGET', trigger, 'outcome', 'settled'))
 if not outcome then
   outcome = about and about.kind == 'coalesce' and 'coalesced' or ended_as
   redis.call('HSET', trigger, 'outcome', outcome, 'led_by', by, 'generation', generation, 'copy', copy,

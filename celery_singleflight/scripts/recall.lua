@@ -1,4 +1,5 @@
--- Hand out the message of a parked trigger before its turn: it may wait no longer, or it was called and has not come.
+-- Look after a parked trigger: hand out its message if it may wait no longer, or was called and has not come. What is known of it
+-- lives on while it waits.
 --
 -- Uses time, holders, waiting.
 --
@@ -16,6 +17,7 @@
 -- ARGV[3] pause_ms    in what time it is handed out again, the first time; then twice as long each time, up to an hour
 --
 -- Returns {"message", message, copy, first_ms}  to be published as a copy made from this one
+--      or {"later"}  it waits, and nothing is to be done
 --      or {"gone"}  it does not wait any more
 
 local about, message = waiter(member)
@@ -26,6 +28,18 @@ if not about then
   end
   redis.call('HDEL', trigger, 'parked')
   return {'gone'}
+end
+keep(trigger, 2 * LOOK_MS)
+local follows = redis.call('ZSCORE', followers, member)
+local must_come = about.leader or about.replaced or redis.call('ZSCORE', called, member)
+local until_ms = tonumber(about.until_ms) or now + LOOK_MS
+if not must_come and until_ms > now then
+  redis.call('ZADD', due, text(math.min(until_ms, now + LOOK_MS)), member)
+  if follows and is_left_alone(about.follows) then
+    lead(member, about, message, about.follows)
+    look_at(now)
+  end
+  return {'later'}
 end
 local times = redis.call('HINCRBY', trigger, 'handouts', 1)
 redis.call('ZADD', due, text(now + math.min(pause_ms * 2 ^ (times - 1), 3600000)), member)

@@ -10,9 +10,9 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 sys.path += [str(_HERE.parent / "support"), str(_HERE.parent.parent)]  # the checkout only where nothing is installed
 
-from nodes import ProcessContainer, ValkeyContainer, wait_until  # noqa: E402, found by the line above
+from nodes import ProcessContainer, ValkeyContainer, new_directory, wait_until  # noqa: E402, found by the line above
 
-__all__ = ("ProcessContainer", "ValkeyContainer", "environment", "wait_until")
+__all__ = ("ProcessContainer", "ValkeyContainer", "environment", "new_directory", "wait_until")
 
 
 def environment(**more: str) -> dict[str, str]:

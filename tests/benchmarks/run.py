@@ -91,21 +91,21 @@ class Report:
         self.measured[name] = list(values)
         found = estimate(values)
         if bound:
-            bound = f"   wanted {bound}: {_answer(_within(found.median, bound))}"
+            bound = f"   wanted {bound}: {answer(within(found.median, bound))}"
         self.say(f"  {name:48}{found}{bound}")
 
     def fact(self, name: str, value: float, wanted: float | None = None) -> None:
         """Print what does not depend on time, so that another value than the wanted one is an error."""
         self.measured[name] = value
         self.broken |= wanted not in (None, value)
-        self.say(f"  {name:48}{value:8.3g}" + ("" if wanted is None else f"   wanted {wanted:g}: {_answer(value == wanted)}"))
+        self.say(f"  {name:48}{value:8.3g}" + ("" if wanted is None else f"   wanted {wanted:g}: {answer(value == wanted)}"))
 
 
-def _answer(kept: bool) -> str:
+def answer(kept: bool) -> str:
     return "yes" if kept else "NO"
 
 
-def _within(value: float, bound: str) -> bool:
+def within(value: float, bound: str) -> bool:
     sign, _, limit = bound.partition(" ")
     return value >= float(limit) if sign == ">=" else value <= float(limit)
 
@@ -138,7 +138,8 @@ def _workers(report: Report, bench: WorkerBench, pairs: int) -> None:
             report.line(f"{variant}, {place}", [getattr(drain, f"{place}_cpu") for drain in by[variant]])
 
     report.title("Script calls")
-    scripts = {load(file.name[:-4]).sha: file.name[:-4] for file in (files("celery_singleflight") / "scripts").iterdir()}
+    found = [file.name for file in (files("celery_singleflight") / "scripts").iterdir()]
+    scripts = {load(name[:-4]).sha: name[:-4] for name in found if name.endswith(".lua")}
     calls, drained = bench.calls_by_script(scripts)
     report.fact("enter, per run", calls["enter"] / drained.tasks, 1)
     report.fact("finish, per run", calls["finish"] / drained.tasks, 1)

@@ -91,8 +91,16 @@ WORKER_DIES = [
     ],
 ]
 IN_A_PUBLISHER = ["publish:before", "publish:after"]
-#: Where the outcome is not the usual one; tested in `test_dead_workers.py`.
-ELSEWHERE = {"conclude:after"}
+#: Where the outcome is not the usual one, tested in `test_dead_workers.py`; and where triggers wait in the store, tested in
+#: `test_handoff.py`.
+ELSEWHERE = {
+    "conclude:after",
+    "park:after",
+    "linger:begin",
+    "call:before-publish",
+    "call:after-publish",
+    "follow:after",
+}
 
 
 class Victim:

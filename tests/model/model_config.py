@@ -31,6 +31,7 @@ ALL_FAULTS: Final = frozenset(
         "store away",  # as a delivery enters; the script may have run
         "time limit",
         "second handout",  # of a message that waits in the broker
+        "early look",  # of a sweeper, at a waiting trigger that nothing is to be done for
         "late",  # a message on its way for longer than a place is reserved, a slot that waits beyond its time
     }
 )

@@ -72,8 +72,7 @@ class Entering(Parking):
         if ask.before and ask.before.leader != NONE:
             return store, ("led", ask.before.leader)
         if run.owner != NOBODY and run.is_live:
-            if ask.before:
-                store = self.leave_line(store, ask)
+            store = self.step_aside(store, ask)
             return self._held(store, ask, self._what(run.runs, trigger, run.run_generation, message, "execution"))
         died = own.died
         if run.owner != NOBODY and run.runs == trigger and run.run_generation == message.generation:
@@ -103,8 +102,8 @@ class Entering(Parking):
         elif own.by != owner:
             store = store.change(trigger, by=owner, is_fresh=True)
         store = store if own.is_settled else self._keep_message(store, ask.message)
-        if ask.before:
-            store = self.leave_line(store, ask, outcome)
+        if ask.before or not own.outcome:
+            store = self.leave_line(store, ask, outcome, NO_GROUP if own.outcome else own.group)
         return store, ("ended", outcome, own.is_settled)
 
     def _take(self, store: Store, ask: Asked, given: Ticket, died: int) -> tuple[Store, Reply]:
@@ -135,8 +134,7 @@ class Entering(Parking):
         """Who is in the way, and where the trigger waits."""
         trigger, is_full = ask.trigger, len(live) >= self.rules.limit
         if is_full and live[0].trigger == trigger:
-            if ask.before:
-                store = self.leave_line(store, ask)
+            store = self.step_aside(store, ask)
             newest = store.records[trigger].generation
             newest = ask.message.generation if newest == NONE else newest
             return self._held(store, ask, self._what(trigger, trigger, newest, ask.message, "lock"))
@@ -169,5 +167,6 @@ class Entering(Parking):
         store = self._remember(store, ask.message)
         if is_others:
             store = self.leave_message(store, ask.trigger)
-            store = store._replace(waits=store.waits._replace(pace=store.waits.pace if store.waits.parked else "goes"))
+            if not (store.waits.parked or ask.before):
+                store = store._replace(waits=store.waits._replace(pace="goes"))
         return store, ("held", what)

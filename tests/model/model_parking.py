@@ -9,6 +9,7 @@ from model_waits import NO_GROUP, Call, Waiter
 
 if TYPE_CHECKING:
     from model_state import Message, Process, Store
+    from model_waits import Waits
 
 Reply = tuple[Any, ...]
 
@@ -92,22 +93,34 @@ class Parking:
         if waits.follows(trigger):
             return False
         before = waits.line[: waits.line.index(trigger)] if trigger in waits.line else waits.line
-        if sum(self.is_valid(is_reserved=waits.is_reserved(other)) for other in before if waits.is_called(other)) >= free:
+        if self.kept(store, before) >= free:
             return False
         return waits.is_called(trigger) or all(waits.is_called(other) for other in before)
 
-    def is_valid(self, *, is_reserved: bool) -> bool:
-        return is_reserved
+    def kept(self, store: Store, before: tuple[int, ...]) -> int:
+        """For how many of these a place is kept: they are called, and have not been passed."""
+        called = [(waiter, store.waits.is_reserved(waiter.trigger)) for waiter in store.waits.parked if waiter.trigger in before]
+        return sum(
+            store.waits.is_called(waiter.trigger) and self.is_kept(waiter, is_reserved=is_reserved)
+            for waiter, is_reserved in called
+        )
+
+    def is_kept(self, waiter: Waiter, *, is_reserved: bool) -> bool:
+        return is_reserved or not waiter.again
 
     def reserve(self, store: Store, trigger: int) -> Store:
         return store._replace(waits=store.waits.call(trigger))
 
-    def hand_out(self, store: Store, calls: list[Call], waiter: Waiter) -> Store:
-        calls.append(Call(waiter.trigger, waiter.copy, waiter.generation))
+    def hand_out(self, store: Store, calls: list[Call], waiter: Waiter, *, is_ahead: bool = False) -> Store:
+        calls.append(Call(waiter.trigger, waiter.copy, waiter.generation, is_ahead=is_ahead))
         return store.set_due(waiter.trigger, is_due=True)
 
+    def call_again(self, waiter: Waiter) -> bool:
+        """Whether one that has not come is called once more before anybody behind it."""
+        return not waiter.again
+
     def look_later(self, store: Store, trigger: int) -> Store:
-        """A sweeper looks at one that lingers, should its worker die."""
+        """A sweeper looks at whoever waits, sooner or later."""
         return store.set_due(trigger, is_due=True)
 
     def end_group(self, store: Store, calls: list[Call], group: int, leader: int, outcome: str) -> Store:
@@ -124,11 +137,18 @@ class Parking:
                 store = store._replace(waits=store.waits.unfollow(follower).put(waiter._replace(leader=leader)))
                 store = self.hand_out(store, calls, waiter)
             return store
-        waits = store.waits.unfollow(first.trigger).put(first._replace(group=group))
-        waits = waits._replace(line=(first.trigger, *waits.line))
-        if first.kind == "coalesce" and waits.gathers == NONE:
-            waits = waits._replace(gathers=first.trigger)
+        return self.lead(store, first, group)
+
+    def lead(self, store: Store, waiter: Waiter, group: int) -> Store:
+        """One of those who wait for the outcome of a group becomes the next to run, for the others too."""
+        waits = store.waits.unfollow(waiter.trigger).put(waiter._replace(group=group))
+        waits = waits._replace(line=(waiter.trigger, *waits.line))
+        if waiter.kind == "coalesce" and waits.gathers == NONE:
+            waits = waits._replace(gathers=waiter.trigger)
         return store._replace(waits=waits)
+
+    def is_left_alone(self, store: Store, group: int) -> bool:
+        return not store.waits.line and not any(line.is_live and line.group == group for line in store.lease)
 
     # waiting.lua
 
@@ -141,22 +161,32 @@ class Parking:
             return store
         if not (waits.knows_hold and self.rules.is_short) or waits.no_slot:
             ahead = 0
-        live, limit = sum(line.is_live for line in store.lease), self.rules.limit
+        free = max(self.rules.limit - sum(line.is_live for line in store.lease), 0)
         lingers = waits.lingers if waits.is_lingering else NONE
-        if lingers != NONE and live < limit:
+        if lingers in waits.line and self.kept(store, waits.line[: waits.line.index(lingers)]) < free:
             waits = waits._replace(has_baton=True)
         store = store._replace(waits=waits._replace(is_attended=True))
-        valid = sum(self.is_valid(is_reserved=is_reserved) for _, is_reserved in waits.called)
-        want = max(limit - live, 0) + ahead - valid
-        for trigger in waits.line:
-            if want > 0 and not waits.is_called(trigger):
-                waiter = waits.waiter(trigger)
-                assert waiter
-                store = self.reserve(store, trigger)
-                want -= 1
-                if trigger != lingers:
-                    store = self.hand_out(store, calls, waiter)
+        valid = sum(is_reserved for _, is_reserved in waits.called)
+        wanted = self.wanted(waits, free + ahead - valid)
+        for waiter in wanted:
+            valid += 1
+            store = self.reserve(store, waiter.trigger)
+            if waits.is_called(waiter.trigger):
+                store = store._replace(waits=store.waits.put(waiter._replace(again=True)))
+            if valid > free:
+                store = store._replace(waits=store.waits._replace(lingers=waiter.trigger, is_lingering=True))
+                store = self.hand_out(store, calls, waiter, is_ahead=True)
+            elif waiter.trigger != lingers:
+                store = self.hand_out(store, calls, waiter)
         return store
+
+    def wanted(self, waits: Waits, want: int) -> list[Waiter]:
+        """So many of those in line: first those who were called and have not come, then those who were not called."""
+        in_line = [waits.waiter(trigger) for trigger in waits.line]
+        waiters = [waiter for waiter in in_line if waiter]
+        late = [w for w in waiters if waits.is_called(w.trigger) and not waits.is_reserved(w.trigger) and self.call_again(w)]
+        uncalled = [waiter for waiter in waiters if not waits.is_called(waiter.trigger)]
+        return [*late, *uncalled][: max(want, 0)]
 
     # parking.lua
 
@@ -174,6 +204,15 @@ class Parking:
             store = self.end_group(store, ask.calls, waiter.group if waiter and waiter.group else group, ask.trigger, ending)
         return self.call_next(store, ask.calls, 0)
 
+    def step_aside(self, store: Store, ask: Asked) -> Store:
+        """It waits no longer, and a sweeper calls those who are next."""
+        waiter = store.waits.waiter(ask.trigger)
+        if waiter is None:
+            return store
+        if waiter.group:
+            store = store.change(ask.trigger, group=waiter.group)
+        return store._replace(waits=store.waits.forget(ask.trigger)._replace(is_attended=True))
+
     def leave_message(self, store: Store, trigger: int) -> Store:
         if store.records[trigger].message == NONE:
             return store
@@ -186,9 +225,9 @@ class Parking:
         store = self.leave_message(store, ask.trigger)
         kind = ask.before.kind if ask.before else ask.on_held
         group = group or (old.group if old else NO_GROUP)
-        waiter = Waiter(ask.trigger, message.copy, message.generation, kind, group)
+        waiter = Waiter(ask.trigger, message.copy, message.generation, ask.process.owner, kind, group)
         store = store._replace(waits=store.waits.put(waiter)._replace(pace="lasts"))
-        return store.set_due(ask.trigger, is_due=False)
+        return self.look_later(store, ask.trigger)
 
     def group_of(self, store: Store, trigger: int) -> tuple[Store, int]:
         """The group of those who get the outcome of a waiting trigger."""
@@ -218,14 +257,13 @@ class Parking:
         may_linger = waits.knows_hold and self.rules.is_short and (is_called or waits.line[0] == trigger)
         if ask.may_linger and may_linger and other in (NONE, trigger):
             waits = waits._replace(has_baton=waits.has_baton and other != NONE, lingers=trigger, is_lingering=True)
-            store = self.look_later(store._replace(waits=waits.call(trigger)), trigger)
-            return self.call_next(store, ask.calls, 0), ("linger",)
+            return self.call_next(store._replace(waits=waits.call(trigger)), ask.calls, 0), ("linger",)
         if is_called and may_linger and not ask.may_linger:
             waits = waits._replace(no_slot=True)
         waits = waits.uncall(trigger)
         if other == trigger:
             waits = waits.linger_no_more()
-        is_again = ask.before is not None and ask.before.copy == ask.message.copy
+        is_again = ask.before is not None and ask.before.copy == ask.message.copy and ask.before.by != ask.process.owner
         return self.parked_reply(store._replace(waits=waits), ask, "again" if is_again else "line")
 
     def gather(self, store: Store, ask: Asked) -> tuple[Store, Reply | None]:
@@ -237,7 +275,10 @@ class Parking:
         if self.rules.policies[trigger] == "coalesce first":
             return self.follow_group(store, ask, group)
         place, is_reserved = store.waits.line.index(current), dict(store.waits.called).get(current)
-        store = store._replace(waits=store.waits.leave_line(current).follow(current, group))
+        waiter = store.waits.waiter(current)
+        assert waiter
+        waits = store.waits.leave_line(current).follow(current, group).put(waiter._replace(group=NO_GROUP))
+        store = store._replace(waits=waits.linger_no_more() if waits.lingers == current else waits)
         store = self.put_by(store, ask, group)
         line = store.waits.line
         waits = store.waits._replace(line=(*line[:place], trigger, *line[place:]), gathers=trigger)
@@ -249,11 +290,11 @@ class Parking:
         """Wait as the policy says, when a place is free."""
         trigger, waits = ask.trigger, store.waits
         if ask.before and waits.follows(trigger):
-            return self.parked_reply(store, ask, "again")
+            return self.parked_reply(store, ask, "group" if ask.before.by == ask.process.owner else "again")
         if ask.on_held == "join":
             digest = self.rules.digest(trigger)
             for line in store.lease:
-                if line.is_live and self.rules.digest(line.trigger) == digest:
+                if line.is_live and line.group and self.rules.digest(line.trigger) == digest:
                     return self.follow_group(store, ask, line.group)
             twin = dict(waits.joins).get(digest, NONE)
             if twin in waits.line:

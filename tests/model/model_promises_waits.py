@@ -50,15 +50,10 @@ def _in_disorder(store: Store) -> Iterator[str]:
 
 
 def _is_looked_after(store: Store, waiter: Waiter) -> bool:
-    """Whether a sweeper looks at a parked trigger, or at its lock key when it is in line, or the run that it follows may end."""
+    """Whether a sweeper looks at a parked trigger, and at its lock key when it is in line; and it is in one place."""
     trigger, waits = waiter.trigger, store.waits
-    if waiter.leader != NONE:
-        return store.due[trigger]
-    if trigger in waits.line:
-        return store.due[trigger] if waits.is_called(trigger) else waits.is_attended
-    group = dict(waits.followers).get(trigger)
-    in_line = any(other.group == group and other.trigger in waits.line for other in waits.parked)
-    return in_line or any(record.group == group and not record.outcome for record in store.records)
+    places = (waiter.leader != NONE) + (trigger in waits.line) + waits.follows(trigger)
+    return places == 1 and store.due[trigger] and (waits.is_attended or trigger not in waits.line)
 
 
 def _of_newcomer(config: Config, before: State, step: Step) -> Iterator[str]:
@@ -70,7 +65,9 @@ def _of_newcomer(config: Config, before: State, step: Step) -> Iterator[str]:
     # A newcomer that is coalesced with one in line takes its place.
     place = waits.gathers if config.policies[trigger] == "coalesce" and _is_newcomer(config, before, trigger) else trigger
     others = waits.line[: waits.line.index(place)] if place in waits.line else waits.line
-    reserved = sum(waits.is_reserved(other) for other in others)
+    # A place is kept for those who are called, until they were called twice and have not come.
+    late = {waiter.trigger for waiter in waits.parked if waiter.again and not waits.is_reserved(waiter.trigger)}
+    reserved = sum(waits.is_called(other) and other not in late for other in others)
     # Whoever came late for its reservation has others before it.
     uncalled = [other for other in others if not waits.is_called(other) and other not in before.overdue]
     if step.reply[0] == "acquired" and step.state.given != before.given:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from model_entering import Entering
 from model_parking import with_calls
 from model_state import EMPTY, NO_TICKET, NOBODY, NONE
+from model_waits import NO_GROUP
 
 if TYPE_CHECKING:
     from model_parking import Reply
@@ -103,7 +104,8 @@ class Scripts(Entering):
         run, own = store.records[place], store.records[trigger]
         if died and not run.outcome and owner in (run.owner, own.left_by) and run.run_generation == own.generation:
             store = store.change(trigger, died=own.died + 1, left_by=NOBODY)
-        if run.owner == owner and not run.outcome:
+        is_left = run.owner == owner and not (run.outcome or own.outcome)
+        if is_left:
             store = store.change(place, owner=NOBODY, is_live=False, ticket=NO_TICKET)
             if not died:
                 store = store.change(trigger, left_by=owner)
@@ -113,7 +115,18 @@ class Scripts(Entering):
                 store = store.set_due(trigger, is_due=True)
         if store.records[trigger] != EMPTY and generation > store.records[trigger].generation:
             store = store.change(trigger, generation=generation, copy=NONE, died=0, left_by=NOBODY)
-        return self._call_ahead(store, ("abandoned",))
+        if again:
+            return self._call_ahead(store, ("abandoned",))
+        calls: list[Call] = []
+        waiter = store.waits.waiter(trigger)
+        if waiter and waiter.by == owner:
+            # It was parked, and the one that asked has not been told so.
+            store = store._replace(waits=store.waits.forget(trigger)).change(trigger, is_parked=False)
+            store = self.end_group(store, calls, waiter.group, trigger, "")
+        if is_left and generation == NONE:
+            # A retry comes again by itself; any other message may be gone.
+            store = self.end_group(store.change(trigger, group=NO_GROUP), calls, own.group, trigger, "")
+        return self._call_ahead(store, ("abandoned",), calls)
 
     def conclude(self, store: Store, process: Process, outcome: str, *, release: bool, is_told: bool) -> tuple[Store, Reply]:
         owner, trigger = process.owner, process.message.trigger
@@ -131,8 +144,9 @@ class Scripts(Entering):
         if run.owner not in (NOBODY, owner) and run.runs == trigger and run.is_live:
             return store, ("refused",)
         by = owner if release and not is_told else NOBODY
-        store = store.change(trigger, owner=NOBODY, is_live=False, ticket=NO_TICKET, outcome=outcome, is_fresh=True)
-        store = store.change(trigger, by=by, concluded_by=owner)
+        store = store.change(trigger, owner=NOBODY, is_live=False, ticket=NO_TICKET, outcome=outcome)
+        # Nobody is about to send what follows a revocation, and it is not waited for.
+        store = store.change(trigger, by=by, concluded_by=owner, is_fresh=outcome != "revoked")
         waiter, group = store.waits.waiter(trigger), own.group
         if waiter:
             store = store._replace(waits=store.waits.forget(trigger)).change(trigger, message=waiter.generation)
@@ -142,12 +156,13 @@ class Scripts(Entering):
         elif store.records[trigger].message != NONE:
             store = store.set_due(trigger, is_due=True)
         calls: list[Call] = []
-        store = self.end_group(store, calls, group, trigger, outcome)
+        lease = tuple(line._replace(group=NO_GROUP) if line.owner == owner else line for line in store.lease)
+        store = self.end_group(store._replace(lease=lease), calls, group, trigger, outcome)
         return self._call_ahead(store, ("concluded",), calls)
 
     def _call_ahead(self, store: Store, reply: Reply, calls: list[Call] | None = None) -> tuple[Store, Reply]:
         calls = [] if calls is None else calls
-        if store.waits.parked or (store.waits.pace and reply[0] == "concluded"):
+        if store.waits.pace:
             store = self.call_next(store, calls, 1)
         return store, with_calls(reply, calls)
 
@@ -177,10 +192,22 @@ class Scripts(Entering):
         if waiter is None:
             is_due = self.is_left_due(store, trigger)
             return store.change(trigger, is_parked=False).set_due(trigger, is_due=is_due), ("gone",)
+        if waiter.leader == NONE and not store.waits.is_called(trigger):
+            group = dict(store.waits.followers).get(trigger, NO_GROUP)
+            if group and self.is_left_alone(store, group):
+                store = self.lead(store, waiter, group)
+                store = store._replace(waits=store.waits._replace(is_attended=True))
+            return store, ("later",)
         return self.put_off(store, trigger), ("message", waiter.generation, waiter.copy)
 
     def attend(self, store: Store) -> tuple[Store, Reply]:
         calls: list[Call] = []
+        for trigger, is_reserved in store.waits.called:
+            # Whoever is due no more has come by another lock key.
+            if not (is_reserved or store.due[trigger]):
+                waiter = store.waits.waiter(trigger)
+                store = store._replace(waits=store.waits.forget(trigger))
+                store = self.end_group(store, calls, waiter.group if waiter else NO_GROUP, trigger, "")
         return self.call_next(store, calls, 0), with_calls(("attended",), calls)
 
     def follow(self, store: Store, process: Process, leader: int) -> tuple[Store, Reply]:
@@ -189,7 +216,10 @@ class Scripts(Entering):
         place = self.rules.execution(leader)
         has_value = led.outcome != "succeeded" or place == leader or store.records[place].outcome == "succeeded"
         waiter = store.waits.waiter(trigger)
-        if led.outcome not in ("succeeded", "failed") or not has_value:
+        if own.outcome and not own.is_settled and own.by != process.owner and own.is_fresh:
+            return store, ("gone",)
+        has_joined = waiter is not None and waiter.kind == "join"
+        if led.outcome not in ("succeeded", "failed") or not has_value or (led.outcome == "failed" and has_joined):
             store = store._replace(waits=store.waits.forget(trigger))
             store = store.change(trigger, outcome="", led_by=NONE, is_settled=False, by=NOBODY)
             return store._replace(waits=store.waits._replace(is_attended=True)), ("gone",)

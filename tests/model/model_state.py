@@ -32,6 +32,8 @@ class Message(NamedTuple):
     copy: int = FIRST
     previous: int = BEFORE_FIRST
     generation: int = 0
+    #: Whether it was called ahead of its turn, and may wait in its slot before it asks.
+    is_ahead: bool = False
 
 
 class Process(NamedTuple):
@@ -174,7 +176,8 @@ def take(state: State, message: Message) -> State:
 
 
 def with_copy(state: State, message: Message | Call) -> State:
-    copy = Message(message.trigger, state.names + 1, message.copy, message.generation)
+    is_ahead = isinstance(message, Call) and message.is_ahead
+    copy = Message(message.trigger, state.names + 1, message.copy, message.generation, is_ahead)
     return state._replace(ready=(*state.ready, copy), names=state.names + 1)
 
 

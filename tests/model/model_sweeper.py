@@ -58,6 +58,11 @@ class Sweeper(Workers):
             after = after._replace(handed=(Call(trigger, reply[2], reply[1]),))
         elif reply[0] == "parked":
             after = after._replace(handed=(Call(trigger, what="recall"),))
+            kept, looked = self.scripts.recall(store, trigger)
+            if looked == ("later",) and kept == store:
+                if state.faults and "early look" in self.config.kinds:
+                    yield Step("rescue", trigger, reply, after._replace(faults=state.faults - 1), is_fault=True)
+                return
         if not after.handed or not self._is_on_its_way(state, trigger):
             yield Step("rescue", trigger, reply, after)
         elif state.faults and "second handout" in self.config.kinds:

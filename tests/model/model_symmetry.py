@@ -19,7 +19,7 @@ from model_state import (
     Store,
     Ticket,
 )
-from model_waits import NO_GROUP, NOBODY_WAITS, Call, Waits
+from model_waits import NO_GROUP, NOBODY_WAITS, Call, Waiter, Waits
 
 if TYPE_CHECKING:
     from model_config import Config
@@ -116,8 +116,8 @@ class _Names:
 
     def message(self, old: Message) -> Message:
         # A predecessor that nobody knows any more equals nothing that may come.
-        trigger, copy, previous, generation = old
-        return Message(trigger, self.copies[copy], self.copies.get(previous, BEFORE_FIRST), generation)
+        trigger, copy, previous, generation, is_ahead = old
+        return Message(trigger, self.copies[copy], self.copies.get(previous, BEFORE_FIRST), generation, is_ahead)
 
     def call(self, old: Call) -> Call:
         return old._replace(copy=self.copies.get(old.copy, BEFORE_FIRST))
@@ -127,10 +127,14 @@ class _Names:
             return old
         groups = self.groups
         return old._replace(
-            parked=tuple([w._replace(copy=self.copies[w.copy], group=groups[w.group]) for w in old.parked]),
+            parked=tuple([self.waiter(waiter) for waiter in old.parked]),
             followers=tuple([(trigger, groups[group]) for trigger, group in old.followers]),
             groups=len(groups) - 1,
         )
+
+    def waiter(self, old: Waiter) -> Waiter:
+        by = self.owners.get(old.by, SOMEBODY)
+        return old._replace(copy=self.copies[old.copy], by=by, group=self.groups[old.group])
 
     def line(self, old: Line) -> Line:
         owner, is_live, ticket, trigger, group = old

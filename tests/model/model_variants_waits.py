@@ -55,26 +55,29 @@ class CalledPasses(Scripts):
         return free > 0 if store.waits.is_called(trigger) else super().is_next(store, trigger, free)
 
 
-class ReservedForEver(Scripts):
-    """A place stays reserved, though who was called does not come."""
+class KeptForEver(Scripts):
+    """A place is kept, though who was called does not come."""
 
-    def is_valid(self, *, is_reserved: bool) -> bool:
+    def is_kept(self, waiter: Waiter, *, is_reserved: bool) -> bool:
         return True
 
 
 class CalledOnce(Scripts):
+    """Who was called and has not come is not called again before those behind it."""
+
+    def call_again(self, waiter: Waiter) -> bool:
+        return False
+
+
+class LookedAtNever(Scripts):
     """A call that got lost is not handed out again."""
 
-    def hand_out(self, store: Store, calls: list[Call], waiter: Waiter) -> Store:
-        super().hand_out(store, calls, waiter)
+    def hand_out(self, store: Store, calls: list[Call], waiter: Waiter, *, is_ahead: bool = False) -> Store:
+        super().hand_out(store, calls, waiter, is_ahead=is_ahead)
         return store
-
-
-class LingersUnseen(Scripts):
-    """Who waits in its slot is left to its worker."""
 
     def look_later(self, store: Store, trigger: int) -> Store:
-        return store
+        return store.set_due(trigger, is_due=False)
 
 
 class FollowersForgotten(Scripts):
@@ -103,14 +106,6 @@ class FinishBesideTheParked(Scripts):
 
     def end_parked(self, store: Store, calls: list[Call], trigger: int, outcome: str) -> Store:
         return store
-
-
-class HeldTellsNobody(Scripts):
-    """`enter` calls who is next when a trigger leaves the line, and does not say so when it is held."""
-
-    def enter(self, store: Store, process: Process, given: Ticket, *, linger: bool = False) -> tuple[Store, Reply]:
-        store, reply = super().enter(store, process, given, linger=linger)
-        return store, reply[:2] if reply[0] == "held" else reply
 
 
 class FactsGo(Scripts):

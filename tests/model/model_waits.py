@@ -19,6 +19,8 @@ class Call(NamedTuple):
     copy: int = NONE
     generation: int = NONE
     what: str = "message"
+    #: Whether it is called ahead of its turn, and may wait in its slot before it asks.
+    is_ahead: bool = False
 
 
 class Waiter(NamedTuple):
@@ -27,12 +29,16 @@ class Waiter(NamedTuple):
     trigger: int
     copy: int
     generation: int
+    #: The owner token of the delivery that brought it.
+    by: int
     #: Its policy when it was parked first.
     kind: str
     #: Those who get its outcome.
     group: int = NO_GROUP
     #: Whose outcome it gets.
     leader: int = NONE
+    #: Whether it was called twice.
+    again: bool = False
 
 
 class Waits(NamedTuple):
@@ -45,7 +51,7 @@ class Waits(NamedTuple):
     called: tuple[tuple[int, bool], ...] = ()
     #: Triggers, and the group whose outcome each gets.
     followers: tuple[tuple[int, int], ...] = ()
-    #: Who waits in its slot, and whether its time has not run out.
+    #: Who waits in its slot or is called to, and whether its time has not run out.
     lingers: int = NONE
     is_lingering: bool = False
     has_baton: bool = False

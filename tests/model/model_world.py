@@ -49,8 +49,13 @@ class World(Sweeper):
         idle = next((slot for slot, worker in enumerate(state.workers) if worker is None), None)
         if idle is not None:
             for message in sorted(set(state.ready)):
-                process = Process("new", message, owner=state.names + 1, may_linger=self._may_linger(message.trigger))
-                yield Step("deliver", idle, (), self.put(take(state, message), idle, process)._replace(names=state.names + 1))
+                may_linger = self._may_linger(message.trigger)
+                process = Process("new", message, owner=state.names + 1, may_linger=may_linger)
+                after = take(state, message)._replace(names=state.names + 1)
+                yield Step("deliver", idle, (), self.put(after, idle, process))
+                if message.is_ahead and may_linger:
+                    lingering = process._replace(stage="lingering")
+                    yield Step("deliver to a free slot", idle, (), self.put(after, idle, lingering))
         for slot, worker in enumerate(state.workers):
             if worker:
                 yield from self.of_worker(state, slot, worker)
@@ -95,8 +100,10 @@ class World(Sweeper):
         for trigger, is_reserved in waits.called:
             if is_reserved:
                 is_late = trigger in lingering or self._is_on_its_way(state, trigger)
+                after = waits.call(trigger, is_reserved=False)
+                after = after._replace(is_lingering=waits.is_lingering and waits.lingers != trigger)
                 late = state._replace(overdue=state.overdue | {trigger})
-                yield from self._passing(late, "reserved", trigger, waits.call(trigger, is_reserved=False), is_late=is_late)
+                yield from self._passing(late, "reserved", trigger, after, is_late=is_late)
         if waits.is_lingering:
             is_late = waits.lingers in lingering
             yield from self._passing(state, "lingers", NONE, waits._replace(is_lingering=False), is_late=is_late)

@@ -169,6 +169,8 @@ class Replay(View):
             client.hincrby(self.places[where], "ended_ms", round(-GRACE * 2000))
         elif action == "reserved":
             client.zadd(names.called, {self.member(where): past}, xx=True)
+            if client.hget(names.pace, "lingers") == self.member(where):
+                client.hset(names.pace, "lingers_until", past)
         elif action in ("lingers", "slot again"):
             client.hset(names.pace, {"lingers": "lingers_until"}.get(action, "no_slot_until"), past)
         elif action == "baton":
@@ -210,7 +212,7 @@ class Replay(View):
                 self.tokens[number] = answer.token
             return "acquired", self.tokens[number] == answer.token, *_told(answer.calls)
         if isinstance(answer, Held):
-            return "held", answer.what, *_told(answer.calls)
+            return "held", answer.what
         if isinstance(answer, Ended):
             return "ended", answer.outcome.value, answer.settled, *_told(answer.calls)
         if isinstance(answer, Parked):
@@ -263,7 +265,7 @@ class Replay(View):
 
     def sweeper_recall(self, trigger: int, _: State) -> tuple[Any, ...]:
         handout = self.store.recall(self.records[trigger])
-        return ("gone",) if handout is None else ("message", *_told([handout])[0][0])
+        return ("nothing",) if handout is None else ("message", *_told([handout])[0][0])
 
     def sweeper_attend(self, *_: Any) -> tuple[Any, ...]:
         return "attended", *_told(self.store.attend(LOCK))
@@ -291,22 +293,22 @@ class Replay(View):
         word, *rest = step.reply or ("",)
         calls = calls_in(step.reply)
         if calls:
-            rest[-1] = tuple((f"{call.trigger} {call.generation}", copy_name(call.copy)) for call in calls)
+            rest[-1] = tuple((f"{call.trigger} {call.generation}", copy_name(call.copy), call.is_ahead) for call in calls)
         if word == "acquired":
             rest[0] = True
         elif word == "message":
             generation, copy, *outcome = rest
-            rest = [f"{step.where} {generation}", copy_name(copy), *outcome]
+            rest = [f"{step.where} {generation}", copy_name(copy), False, *outcome]
         elif word == "led":
             rest[0] = self.member(rest[0])
-        elif step.action == "rescue" and word != "parked":
+        elif word in ("gone", "later") and step.action in ("rescue", "recall"):
             return ("nothing",)
         return (word, *rest) if word else ()
 
 
-def _told(calls: Iterable[Handout]) -> list[tuple[tuple[str, str], ...]]:
+def _told(calls: Iterable[Handout]) -> list[tuple[tuple[str, str, bool], ...]]:
     """What a reply tells to publish, if that is anything."""
-    told = tuple((call.message.decode(), call.copy) for call in calls)
+    told = tuple((call.message.decode(), call.copy, call.linger > 0) for call in calls)
     return [told] if told else []
 
 

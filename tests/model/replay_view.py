@@ -79,7 +79,7 @@ class View:
             "line": line,
             "called": {member: until > now for member, until in called},
             "parked": {
-                member: (about["copy"], _generation(message), about["kind"], about.get("leader", ""))
+                member: (about["copy"], about["by"], _generation(message), about["kind"], about.get("leader", ""), "again" in about)
                 for member, (about, message) in waiters.items()
             },
             "followers": sorted(member for member, _ in followers),
@@ -144,7 +144,14 @@ class View:
             "line": [member(trigger) for trigger in waits.line],
             "called": {member(trigger): is_reserved for trigger, is_reserved in waits.called},
             "parked": {
-                member(waiter.trigger): (copy_name(waiter.copy), waiter.generation, waiter.kind, member(waiter.leader))
+                member(waiter.trigger): (
+                    copy_name(waiter.copy),
+                    owner_name(waiter.by),
+                    waiter.generation,
+                    waiter.kind,
+                    member(waiter.leader),
+                    waiter.again,
+                )
                 for waiter in waits.parked
             },
             "followers": [member(trigger) for trigger, _ in waits.followers],

@@ -196,10 +196,9 @@ class Contract:
         return trigger is not None and trigger.generation >= 0 and delivery.generation > trigger.generation
 
     def granted(self, delivery: Delivery, token: int, run_id: str, attempt: int) -> None:
-        """Take note of a new lease. Where every place of its lock key was taken, it clears away the expired ones."""
+        """Take note of a new lease. It clears away the expired ones of its lock key."""
         lock = self.lock(delivery.lock)
-        if len(lock.owners) >= self.limit:
-            lock.owners = dict.fromkeys(lock.live, True)
+        lock.owners = dict.fromkeys(lock.live, True)
         lock.owners[delivery.owner] = True
         lock.last_token = token
         died = self._deaths(delivery, self.executions.get(delivery.execution, Execution()))
@@ -291,13 +290,16 @@ class Contract:
             trigger.generation, trigger.copy, trigger.died, trigger.left_by = generation, None, 0, None
 
     def conclude(self, delivery: Delivery, outcome: str, *, releases: bool, error: bytes | None) -> bool:
-        """Return whether the trigger has this outcome from this owner. Without an error all that follows has been sent."""
+        """Return whether the trigger has this outcome now.
+
+        Without an error all that follows has been sent, and it may have the outcome from another owner too.
+        """
         if releases:
             self.lock(delivery.lock).owners.pop(delivery.owner, None)
         trigger = self.triggers.get(delivery.task_id)
         if releases and (trigger is None or trigger.outcome is None or trigger.concluded_by == delivery.owner):
             self._free_execution(delivery)
-        if trigger and trigger.concluded_by == delivery.owner:
+        if trigger and (trigger.concluded_by == delivery.owner or (trigger.outcome == outcome and error is None)):
             if error is None:
                 trigger.settle()
             return True

@@ -13,11 +13,11 @@ from contract import Contract, Delivery, Execution, held_place
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule, run_state_machine_as_test
 
-from celery_singleflight.claims import Acquired, Claim, Encoded, Ended, Held, Outcome, Record, Surplus
+from celery_singleflight.claims import Acquired, Claim, Encoded, Ended, Finished, Handout, Held, Outcome, Record, Surplus
 from celery_singleflight.keys import KeySpace, LockKey
 from celery_singleflight.lease import Lease
 from celery_singleflight.servers import connect
-from celery_singleflight.store import Store
+from celery_singleflight.store import Renewal, Store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,8 +116,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(handle=handles)
     def renew(self, handle):
         with self.acting(handle.delivery.owner, is_quiet=bool(self.contract.renew(handle.delivery))):
-            (why,) = self.store.renew([(self.lease(handle), self.record(handle.delivery), LONG)])
-        assert why == self.contract.renew(handle.delivery)
+            answers = self.store.renew([(self.lease(handle), self.record(handle.delivery), LONG)])
+        assert answers == [Renewal(self.contract.renew(handle.delivery), stop_by="")]
 
     @rule(handle=handles, outcome=st.sampled_from([Outcome.SUCCEEDED, Outcome.FAILED]), holds=rarely, twice=twice)
     def finish(self, handle, outcome, holds, twice):
@@ -164,7 +164,7 @@ class StoreMachine(RuleBasedStateMachine):
                 answer = self.store.conclude(
                     delivery.owner, self.record(delivery), outcome, reason="[]", keep=LONG, release=releases, error=encoded
                 )
-            assert (answer is None) == is_concluded
+            assert (answer == Finished([])) == is_concluded
 
     @rule(number=st.integers(0, 9), is_done=st.booleans())
     def settle(self, number, is_done):
@@ -311,7 +311,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert ("ended", answer.outcome.value, answer.value.body, answer.settled) == expected
             case Surplus():
                 assert ("surplus", answer.why) == expected
-            case Acquired(token, run_id, attempt):
+            case Acquired(token, run_id, attempt, []):
                 assert delivery.execution not in self.completed
                 _, again, run, number = expected
                 assert (run_id, attempt) == (run or claim.run_id, number)
@@ -323,6 +323,8 @@ class StoreMachine(RuleBasedStateMachine):
                     self.outcomes.pop(delivery, None)
                     self.recorded.discard(delivery)
                     self.contract.granted(delivery, token, run_id, attempt)
+            case _:
+                raise AssertionError(f"expected {expected}, got {answer}")
         return answer
 
     def finish_once(self, handle: Handle, outcome: Outcome, *, holds: bool) -> None:
@@ -335,7 +337,7 @@ class StoreMachine(RuleBasedStateMachine):
         is_over = bool(trigger and trigger.outcome)
         counts = self.contract.finish(delivery, handle.token, outcome.value, body, holds=holds)
         with self.acting(delivery.owner, is_quiet=not counts or is_recorded or is_over):
-            refused = self.store.finish(
+            answer = self.store.finish(
                 self.lease(handle),
                 self.record(delivery),
                 outcome,
@@ -344,7 +346,7 @@ class StoreMachine(RuleBasedStateMachine):
                 keep=LONG,
                 hold=LONG if holds else 0.0,
             )
-        assert (refused is None) == counts
+        assert (answer == Finished([])) == counts
         if counts and not is_recorded and not is_over:
             self.recorded.add(delivery)
             self.told.append(delivery)
@@ -356,7 +358,7 @@ class StoreMachine(RuleBasedStateMachine):
     ) -> None:
         generation = delivery.generation + 1 if has_retried else None
         with self.acting(delivery.owner):
-            self.store.abandon(
+            calls = self.store.abandon(
                 delivery.owner,
                 self.record(delivery),
                 generation=generation,
@@ -364,6 +366,7 @@ class StoreMachine(RuleBasedStateMachine):
                 again=LONG if again else None,
                 died=died,
             )
+        assert calls == []
         self.contract.abandon(delivery, generation, again=again, died=died, holds=holds)
 
     def rescue_once(self, task_id: str) -> None:
@@ -381,7 +384,7 @@ class StoreMachine(RuleBasedStateMachine):
         expected = self.contract.rescue(task_id, f"key {execution_key}" if execution_key else f"task {task_id}")
         with self.acting("", is_quiet=not is_due and not expected):
             handout = self.store.rescue(record)
-        assert (tuple(handout) if handout else ()) == expected
+        assert handout == (Handout(*expected) if expected else None)
         if self.member(task_id) in self.due():
             assert self.due()[self.member(task_id)] > time.time() * 1000
         if handout:

@@ -8,16 +8,18 @@ from uuid import uuid4
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from celery_singleflight.claims import Acquired, Claim, Encoded, Outcome, Record
+from celery_singleflight.claims import Acquired, Claim, Encoded, Finished, Outcome, Record
 from celery_singleflight.keys import LockKey
 from celery_singleflight.lease import Lease
 from celery_singleflight.script import load
+from celery_singleflight.store import Renewal
 
 if TYPE_CHECKING:
     from cluster import Keyspace
 
-    from celery_singleflight.claims import Ended, Handout, Held, Refused, Surplus
-    from celery_singleflight.store import Store
+    from celery_singleflight.claims import Handout, Refused
+    from celery_singleflight.errors import ScriptError
+    from celery_singleflight.store import Entered, Store
 
 LOCK: Final = LockKey.of("billing", ["acct_1"])
 #: Another lock key of the same lock name, and so in the same hash slot.
@@ -30,6 +32,9 @@ RELEASE: Final = load("release")
 TTL: Final = 30.0
 KEEP: Final = 600.0
 WORKER: Final = "worker@host"
+
+#: What the store answers who has ended a run, where nobody waits.
+NOBODY_NEXT: Final = Finished([])
 
 
 class Desk:
@@ -59,7 +64,7 @@ class Desk:
         facts |= {"on_held": "wait", "task": "shop.bill"}
         return Claim(record=Record(lock_key, task_id, execution_key, has_trigger), owner=owner, **{**facts, **how})
 
-    def enter(self, claim: Claim) -> Acquired | Held | Ended | Surplus:
+    def enter(self, claim: Claim) -> Entered:
         return self.store.enter(claim)
 
     def acquire(self, claim: Claim) -> Acquired:
@@ -88,10 +93,12 @@ class Desk:
         reason: str = "[]",
         keep: float = KEEP,
         hold: float | None = 0.0,
-    ) -> Refused | None:
+    ) -> Refused | Finished | None:
+        """Return who has taken over, or None when it is recorded; nobody may have to be called then."""
         value = Encoded("application/json", "utf-8", body)
         lease = self.lease(claim, token)
-        return self.store.finish(lease, claim.record, outcome, value, reason=reason, keep=keep, hold=hold)
+        answer = self.store.finish(lease, claim.record, outcome, value, reason=reason, keep=keep, hold=hold)
+        return None if answer == NOBODY_NEXT else answer
 
     def run(self, claim: Claim, outcome: Outcome = Outcome.SUCCEEDED, **how: Any) -> Acquired:
         """Take the lease and finish."""
@@ -100,18 +107,22 @@ class Desk:
         return acquired
 
     def renew(self, claim: Claim, token: int = 0, ttl: float = TTL) -> str:
-        (why,) = self.store.renew([(self.lease(claim, token), claim.record, ttl)])
-        return why
+        """Return why the lease is lost, or "" when it is kept; nobody may have asked its holder to stop."""
+        (renewal,) = self.store.renew([(self.lease(claim, token), claim.record, ttl)])
+        return why_lost(renewal)
 
     def abandon(self, claim: Claim, **how: Any) -> None:
-        self.store.abandon(claim.owner, claim.record, **how)
+        """Nobody may have to be called then."""
+        assert self.store.abandon(claim.owner, claim.record, **how) == []
 
     def settle(self, *claims: Claim, is_done: bool = True) -> None:
         self.store.settle([(claim.record, claim.owner, is_done) for claim in claims])
 
     def conclude(self, claim: Claim, outcome: Outcome = Outcome.FAILED, **how: Any) -> bool:
         facts: dict[str, Any] = {"reason": '["why"]', "keep": KEEP, "release": True}
-        return self.store.conclude(claim.owner, claim.record, outcome, **{**facts, **how}) is None
+        answer = self.store.conclude(claim.owner, claim.record, outcome, **{**facts, **how})
+        assert isinstance(answer, str) or answer == NOBODY_NEXT
+        return answer == NOBODY_NEXT
 
     def sweep(self, *lock_names: str, limit: int = 10) -> list[Record]:
         """Look what is due, in an interval of its own."""
@@ -129,6 +140,7 @@ class Desk:
         names = self.store.names(claim.record)
         named: dict[str, Any] = {name: names[name] for name in RELEASE.keys}
         named |= {"token": token, "task_id": claim.record.task_id, "member": claim.record.member, "force": int(force)}
+        named["lock_key"] = claim.record.lock_key.text
         return RELEASE.reply(self.store._connections.run(RELEASE, len(RELEASE.keys), RELEASE.arguments(named)))
 
     def die(self, claim: Claim) -> None:
@@ -177,8 +189,8 @@ class Desk:
         return {owner: float(line.split("\n")[0]) for owner, line in self.client.hgetall(self.lease_name(claim)).items()}
 
     def holders(self, claim: Claim) -> dict[str, list[str]]:
-        """What is known of every owner in the lease: since in ms, fencing token, worker, task id."""
-        return {owner: line.split("\n", 4)[1:] for owner, line in self.client.hgetall(self.lease_name(claim)).items()}
+        """What is known of every owner in the lease: since in ms, fencing token, worker, group, digest, task id."""
+        return {owner: line.split("\n", 6)[1:] for owner, line in self.client.hgetall(self.lease_name(claim)).items()}
 
     def trigger(self, claim: Claim) -> dict[str, str]:
         return self.client.hgetall(self.trigger_name(claim))
@@ -201,6 +213,13 @@ class Desk:
         Returns a list that gets a mark once that has happened.
         """
         return lose_next_reply(self.connections, spare)
+
+
+def why_lost(renewal: Renewal | ScriptError) -> str:
+    """Return why a lease is lost, or "" when it is kept; nobody may have asked its holder to stop."""
+    assert isinstance(renewal, Renewal), renewal
+    assert not renewal.stop_by
+    return renewal.lost
 
 
 def lose_next_reply(connections: Any, spare: int) -> list[str]:

@@ -22,14 +22,14 @@ def ask(desk, claim, outcome="failed"):
     named = {name: names[name] for name in CONCLUDE.keys}
     values = {"owner": claim.owner, "task_id": claim.record.task_id, "outcome": outcome, "reason": '["why"]'}
     values |= {"keep_ms": 600_000, "release": 1, "member": claim.record.member, "patience_ms": ""}
-    values |= {"content_type": "", "content_encoding": "", "body": b""}
+    values |= {"lock_key": claim.record.lock_key.text, "content_type": "", "content_encoding": "", "body": b""}
     return CONCLUDE.reply(desk.connections.run(CONCLUDE, len(CONCLUDE.keys), CONCLUDE.arguments({**named, **values})))
 
 
-def refused_and_nothing_changed(desk, claim, outcome):
+def refused_and_nothing_changed(desk, claim, outcome, asked="failed"):
     before = desk.keyspace.snapshot()
     for _ in range(2):
-        assert ask(desk, claim) == ("refused", outcome.encode())
+        assert ask(desk, claim, asked) == ("refused", outcome.encode())
     assert desk.keyspace.snapshot() == before
 
 
@@ -81,10 +81,10 @@ def test_the_reason_is_told_to_whoever_asks(desk):
 def test_concluding_again_gives_the_same_answer_and_changes_nothing(desk, execution_key):
     claim = desk.claim(execution_key=execution_key, message=b"a message")
     desk.acquire(claim)
-    assert ask(desk, claim) == ("concluded",)
+    assert ask(desk, claim) == ("concluded", [])
     before = desk.keyspace.snapshot()
 
-    assert ask(desk, claim) == ("concluded",)
+    assert ask(desk, claim) == ("concluded", [])
     assert desk.keyspace.snapshot() == before
 
 
@@ -174,8 +174,23 @@ def test_a_trigger_that_has_ended_keeps_its_outcome(desk, execution_key, outcome
     claim = desk.claim(execution_key=execution_key, message=b"a message")
     desk.run(claim, outcome)
 
-    refused_and_nothing_changed(desk, claim, outcome.value)
-    assert not desk.conclude(claim)
+    refused_and_nothing_changed(desk, claim, outcome.value, asked="revoked")
+    assert not desk.conclude(claim, Outcome.REVOKED)
+    assert not desk.conclude(claim, Outcome.FAILED, error=ERROR)
+    assert desk.enter(claim).value.body == b"42"
+
+
+@KEYS
+def test_what_celery_has_done_for_the_same_outcome_settles_it_and_changes_nothing_else(desk, execution_key):
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.run(claim, Outcome.FAILED, reason='["its own"]')
+    before = desk.trigger(claim)
+    assert before["message"] == "a message"
+
+    assert desk.conclude(claim._replace(owner="another"), Outcome.FAILED)
+
+    assert desk.trigger(claim) == {name: value for name, value in before.items() if name != "message"} | {"settled": "1"}
+    assert desk.due(claim) == {}
 
 
 def test_a_trigger_that_the_store_does_not_know_is_not_concluded(desk):

@@ -15,12 +15,13 @@ def test_a_free_lock_key_is_acquired_and_says_whose_it_is(desk):
     answer = desk.enter(claim)
 
     after = desk.keyspace.now_us()
-    assert answer == Acquired(answer.token, "run-1", 1)
+    assert answer == Acquired(answer.token, "run-1", 1, [])
     assert before <= answer.token <= after
     ends = desk.scores(claim)[claim.owner]
     assert before // 1000 <= ends - TTL * 1000 <= after // 1000
-    since, token, worker, task_id = desk.holders(claim)[claim.owner]
+    since, token, worker, group, digest, task_id = desk.holders(claim)[claim.owner]
     assert (task_id, worker, token) == ("t1", WORKER, str(answer.token))
+    assert (group, digest) == (token, ""), "those who wait for its outcome are known by its token"
     assert before // 1000 <= int(since) <= after // 1000
     assert desk.execution(claim) == {
         "owner": claim.owner,
@@ -35,6 +36,7 @@ def test_a_free_lock_key_is_acquired_and_says_whose_it_is(desk):
         "run_generation": "0",
         "generation": "0",
         "copy": "",
+        "group": group,
     }
 
 
@@ -180,7 +182,7 @@ def test_an_owner_enters_again_for_another_execution_under_the_lease_that_it_has
 
     second = desk.enter(inner)
 
-    assert second == Acquired(first.token, "inner run", 1)
+    assert second == Acquired(first.token, "inner run", 1, [])
     assert desk.scores(outer) == scores
     assert desk.holders(outer) == holders
     assert desk.execution(inner)["until_ms"] == f"{scores[outer.owner]:.0f}"

@@ -7,86 +7,81 @@ from contextlib import suppress
 from importlib.resources import files
 
 import pytest
-from desk import Desk
+from desk import LOCK, Desk
 
-from celery_singleflight.claims import Outcome
+from celery_singleflight.claims import Outcome, Waits
 from celery_singleflight.errors import ExecutionKeyReused, ScriptError
 from celery_singleflight.script import Script, load
 from celery_singleflight.store import Store
 
 TRIGGER = ("execution", "trigger")
+#: What belongs to those who wait for a lock key.
+WAITING = ("pace", "line", "called", "parked", "followers", "baton")
+VALUE = ("content_type", "content_encoding", "body")
 HEADERS = {
     "enter": (
-        ("lease", "fence", "pace", *TRIGGER, "due"),
+        ("lease", "fence", *WAITING, *TRIGGER, "due"),
         (
-            *("owner", "task_id", "worker", "lock_key", "run", "copy", "previous", "generation"),
-            *(
-                "limit",
-                "ttl_ms",
-                "keep_ms",
-                "on_held",
-                "wait_ms",
-                "first_ms",
-                "grace_ms",
-                "message",
-                "member",
-                "deaths",
-                "task",
-            ),
+            *("owner", "task_id", "worker", "lock_key", "run", "copy", "previous", "generation", "limit", "ttl_ms", "keep_ms"),
+            *("on_held", "wait_ms", "first_ms", "grace_ms", "message", "member", "deaths", "task", "waits"),
         ),
         {
-            "acquired": ("fence", "run", "attempt"),
+            "acquired": ("fence", "run", "attempt", "calls"),
             "held": ("what", "holder", "age_ms", "remaining_ms", "hold_ms", "turn_ms", "now_ms", "first_ms"),
-            "ended": ("outcome", "settled", "reason", "content_type", "content_encoding", "body"),
+            "parked": ("how", "holder", "age_ms", "remaining_ms", "place", "ticket", "calls"),
+            "linger": ("ms", "ticket", "calls"),
+            "led": ("by",),
+            "merge": ("by", "copy", "message"),
+            "ended": ("outcome", "settled", "reason", *VALUE, "calls"),
             "surplus": ("why",),
             "reused": ("by_task",),
         },
     ),
     "renew": (
-        ("lease", *TRIGGER),
+        ("lease", *TRIGGER, "pace"),
         ("owner", "ttl_ms"),
-        {"renewed": ("remaining_ms",), "lost": ("why",)},
+        {"renewed": ("remaining_ms", "stop_by"), "lost": ("why",)},
     ),
     "finish": (
-        ("lease", "fence", "pace", *TRIGGER),
+        ("lease", "fence", *WAITING, *TRIGGER, "due"),
         (
-            "owner",
-            "token",
-            "limit",
-            "outcome",
-            "reason",
-            "content_type",
-            "content_encoding",
-            "body",
-            "keep_ms",
-            "hold_ms",
-            "remember_ms",
+            *("owner", "lock_key", "member", "token", "limit", "outcome", "reason", *VALUE),
+            *("keep_ms", "hold_ms", "remember_ms"),
         ),
-        {"finished": (), "refused": ("owner", "outcome")},
+        {"finished": ("calls",), "refused": ("owner", "outcome")},
     ),
     "abandon": (
-        ("lease", *TRIGGER, "due"),
-        ("owner", "generation", "forget", "hold_ms", "member", "again_ms", "died"),
-        {"abandoned": ()},
+        ("lease", *WAITING, *TRIGGER, "due"),
+        ("owner", "lock_key", "generation", "forget", "hold_ms", "member", "again_ms", "died"),
+        {"abandoned": ("calls",)},
     ),
     "conclude": (
-        ("lease", *TRIGGER, "due"),
-        (
-            *("owner", "task_id", "outcome", "reason", "keep_ms", "release", "member"),
-            *("patience_ms", "content_type", "content_encoding", "body"),
-        ),
-        {"concluded": (), "refused": ("outcome",)},
+        ("lease", *WAITING, *TRIGGER, "due"),
+        ("owner", "lock_key", "task_id", "outcome", "reason", "keep_ms", "release", "member", "patience_ms", *VALUE),
+        {"concluded": ("calls",), "refused": ("outcome",)},
+    ),
+    "follow": (
+        ("lease", *WAITING, "trigger", "leader", "execution", "due"),
+        ("owner", "lock_key", "member", "by", "copy", "generation", "grace_ms", "keep_ms", "message"),
+        {"ended": ("outcome", "settled", "reason", *VALUE, "ended_as", "calls"), "gone": ()},
     ),
     "settle": (("places",), ("facts",), {"settled": ("count",)}),
     "sweep": (("places",), ("facts",), {"due": ("members",), "wait": ("left_ms",)}),
     "rescue": (
         ("trigger", "execution", "due"),
         ("member", "task_id", "patience_ms", "pause_ms"),
-        {"later": (), "gone": (), "message": ("message", "copy", "outcome", "times")},
+        {"later": (), "gone": (), "parked": ("lock_key",), "message": ("message", "copy", "outcome", "times")},
     ),
+    "recall": (
+        ("lease", *WAITING, "trigger", "due"),
+        ("lock_key", "member", "pause_ms"),
+        {"message": ("message", "copy", "first_ms"), "later": (), "gone": ()},
+    ),
+    "attend": (("lease", *WAITING, "due"), ("lock_key",), {"attended": ("calls",)}),
+    "find": (("places",), ("none",), {"found": ("parked",)}),
     "release": (
-        ("lease", "fence", *TRIGGER, "due"),
-        ("token", "task_id", "member", "force"),
+        ("lease", "fence", *TRIGGER, "parked", "due"),
+        ("token", "task_id", "member", "force", "lock_key"),
         {"released": ("message",), "live": ("worker", "age_ms", "remaining_ms"), "other": ()},
     ),
 }
@@ -96,9 +91,23 @@ def text_of(name):
     return (files("celery_singleflight") / "scripts" / f"{name}.lua").read_text()
 
 
+def shared_by(name):
+    """Return the names of the files that a script uses, as its header has them."""
+    used = re.search(r"^-- Uses ([a-z, ]+)\.$", text_of(name), re.MULTILINE)
+    return used[1].split(", ") if used else []
+
+
+def names_in(*parts):
+    folder = files("celery_singleflight").joinpath("scripts", *parts)
+    return {path.name.removesuffix(".lua") for path in folder.iterdir() if path.name.endswith(".lua")}
+
+
 def test_every_script_of_the_package_is_tested_here():
-    folder = files("celery_singleflight") / "scripts"
-    assert {path.name for path in folder.iterdir() if path.name.endswith(".lua")} == {f"{name}.lua" for name in HEADERS}
+    assert names_in() == HEADERS.keys()
+
+
+def test_every_shared_file_of_the_package_is_used():
+    assert {used for name in HEADERS for used in shared_by(name)} == names_in("shared")
 
 
 @pytest.mark.parametrize("name", HEADERS)
@@ -112,6 +121,11 @@ def test_a_header_declares_the_inputs_and_the_replies(name):
         reply = script.reply([word.encode(), *range(len(fields))])
         assert reply._fields == ("word", *fields)
         assert reply == (word, *range(len(fields)))
+
+
+def waiting(desk, task_id="t2", *, on_held="queue", **how):
+    """Return a claim by which the store takes the message."""
+    return desk.claim(task_id, on_held=on_held, message=b"a message", **how)
 
 
 def acquired(desk):
@@ -137,6 +151,33 @@ def reused(desk):
     desk.acquire(desk.claim(execution_key="invoice:1"))
     with suppress(ExecutionKeyReused):
         desk.enter(desk.claim(execution_key="invoice:1", task="shop.ship"))
+
+
+def parked_by_enter(desk):
+    acquired(desk)
+    desk.enter(waiting(desk))
+
+
+def linger(desk):
+    parked_by_enter(desk)
+    claim = waiting(desk, waits=Waits(linger=0.2))
+    desk.client.hset(desk.pace_name(claim), "hold_ms", 20)
+    desk.enter(claim)
+
+
+def led(desk):
+    leader, follower = (waiting(desk, task_id, on_held="join", waits=Waits(digest="same")) for task_id in ("t1", "t2"))
+    token = desk.acquire(leader).token
+    desk.enter(follower)
+    desk.finish(leader, token)
+    desk.enter(follower)
+    return follower
+
+
+def merge(desk):
+    acquired(desk)
+    for task_id in ("t2", "t3"):
+        desk.enter(waiting(desk, task_id, on_held="coalesce", waits=Waits(which="merged")))
 
 
 def renewed(desk):
@@ -174,6 +215,14 @@ def refused_by_conclude(desk):
     desk.conclude(desk.claim())
 
 
+def ended_by_follow(desk):
+    desk.store.follow(led(desk), "t1")
+
+
+def gone_by_follow(desk):
+    desk.store.follow(desk.claim(), "unknown")
+
+
 def settled(desk):
     desk.settle(desk.claim())
 
@@ -197,10 +246,39 @@ def gone(desk):
     desk.rescue(desk.claim())
 
 
+def parked_by_rescue(desk):
+    parked_by_enter(desk)
+    desk.rescue(waiting(desk))
+
+
 def message(desk):
     claim = desk.claim(message=b"a message")
     desk.die(claim)
     desk.rescue(claim)
+
+
+def message_by_recall(desk):
+    parked_by_enter(desk)
+    claim = waiting(desk)
+    names = desk.store.names(claim.record)
+    desk.client.zadd(names["called"], {claim.record.member: 1})
+    desk.rescue(claim)
+
+
+def later_by_recall(desk):
+    parked_by_rescue(desk)
+
+
+def gone_by_recall(desk):
+    desk.store._recall(desk.claim().record)
+
+
+def attended(desk):
+    desk.store.attend(LOCK)
+
+
+def found(desk):
+    desk.store.parked("t2", [LOCK.name])
 
 
 def released(desk):
@@ -219,14 +297,18 @@ def other(desk):
 
 #: What makes a script give a reply.
 SCENES = {
-    "enter": (acquired, held, ended, surplus, reused),
+    "enter": (acquired, held, parked_by_enter, linger, led, merge, ended, surplus, reused),
     "renew": (renewed, lost),
     "finish": (finished, refused_by_finish),
     "abandon": (abandoned,),
     "conclude": (concluded, refused_by_conclude),
+    "follow": (ended_by_follow, gone_by_follow),
     "settle": (settled,),
     "sweep": (due, wait),
-    "rescue": (later, gone, message),
+    "rescue": (later, gone, parked_by_rescue, message),
+    "recall": (message_by_recall, later_by_recall, gone_by_recall),
+    "attend": (attended,),
+    "find": (found,),
     "release": (released, live, other),
 }
 
@@ -260,15 +342,16 @@ def test_every_declared_reply_is_given_and_has_its_declared_fields(desk, name, s
     scene(Desk(Store(Listening(), desk.store.keys), desk.keyspace, desk.connections))
 
     word = scene.__name__.partition("_")[0]
-    said, raw = seen[-1]
+    raw = [reply for script, reply in seen if script == name][-1]
     raw = raw.split(b"\n") if isinstance(raw, bytes) else raw
-    assert (said, raw[0].decode()) == (name, word)
+    assert raw[0].decode() == word
     assert len(raw) == 1 + len(HEADERS[name][2][word])
 
 
 @pytest.mark.parametrize("name", HEADERS)
 def test_a_body_begins_its_replies_with_no_other_words(name):
-    said = re.findall(r"return (?:table\.concat\()?\{?'(\w+)'", text_of(name))
+    body = text_of(name) + "".join(text_of(f"shared/{used}") for used in shared_by(name))
+    said = re.findall(r"return (?:table\.concat\()?\{?'(\w+)'", body)
     assert set(said) == set(load(name).replies)
 
 
@@ -327,6 +410,40 @@ def test_the_names_of_the_header_are_the_locals_of_the_body(desk):
     raw = desk.connections.run(script, len(script.keys), script.arguments(names))
 
     assert script.reply(raw) == ("said", b"{x}1", b"{x}2", b"\x00\xff")
+
+
+def test_what_a_header_uses_is_there_in_the_body(desk):
+    script = Script(
+        "clock",
+        "-- Tell the time.\n--\n-- Uses time, holders.\n--\n-- KEYS[1] lease\n--\n"
+        '-- Returns {"told", ms, live}\nreturn {"told", text(now), (holders_now())}',
+    )
+    before = desk.keyspace.now_ms()
+
+    told = script.reply(desk.connections.run(script, 1, script.arguments({"lease": "{x}lease"})))
+
+    assert before <= int(told.ms) <= desk.keyspace.now_ms()
+    assert told.live == 0
+
+
+def test_a_script_runs_with_the_text_of_every_file_that_its_header_uses():
+    assert shared_by("enter") == ["time", "holders", "waiting", "parking"]
+    for name in HEADERS:
+        assert [used for used in sorted(names_in("shared")) if text_of(f"shared/{used}") in load(name).source] == sorted(
+            shared_by(name)
+        )
+
+
+def test_a_header_that_uses_what_is_not_there_is_refused():
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        Script("odd", '-- Uses nothing.\n--\n-- KEYS[1] a\n--\n-- Returns {"done"}\nreturn {"done"}')
+
+
+def test_what_a_reply_means_may_stand_behind_it():
+    text = '-- KEYS[1] a\n--\n-- Returns {"done", a}  also {"again", b}, said twice\n--      or {"not"}  done\nreturn {"done"}'
+    script = Script("odd", text)
+    assert script.replies == ("done", "not")
+    assert script.reply([b"done", b"x"]) == ("done", b"x")
 
 
 def test_a_change_of_the_header_is_another_script():

@@ -8,6 +8,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_singleflight.claims import Acquired, Ended, Held, Outcome, Surplus
 from celery_singleflight.errors import ScriptError, StoreUnavailable
+from celery_singleflight.store import Renewal
+
+RENEWED = Renewal(lost="", stop_by="")
 
 
 @pytest.fixture(params=["reply lost", "scripts forgotten", "both"])
@@ -54,7 +57,7 @@ def test_reentering_is_repeated_with_the_same_lease(desk, disturb):
     token = desk.acquire(outer).token
 
     disturb()
-    assert desk.enter(inner) == Acquired(token, inner.run_id, 1)
+    assert desk.enter(inner) == Acquired(token, inner.run_id, 1, [])
 
 
 def test_a_takeover_is_repeated_with_the_same_lease(desk, disturb):
@@ -157,7 +160,7 @@ def test_leases_are_renewed_although_the_reply_was_lost(desk, disturb):
     wanted = [(desk.lease(claim, 1), claim.record, 1000.0) for claim in claims]
 
     disturb()
-    assert desk.store.renew(wanted) == ["", ""]
+    assert desk.store.renew(wanted) == [RENEWED, RENEWED]
     for claim in claims:
         assert desk.scores(claim)[claim.owner] > desk.keyspace.now_ms() + 900_000
 
@@ -169,7 +172,7 @@ def test_leases_are_renewed_one_by_one_when_the_script_is_gone_and_a_reply_was_l
     desk.client.script_flush()
     lost = desk.lose_next_reply(spare=1)
 
-    assert desk.store.renew([(desk.lease(claim, 1), claim.record, 1000.0) for claim in claims]) == ["", ""]
+    assert desk.store.renew([(desk.lease(claim, 1), claim.record, 1000.0) for claim in claims]) == [RENEWED, RENEWED]
     assert lost
 
 

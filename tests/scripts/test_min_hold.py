@@ -40,12 +40,15 @@ def let_pass(desk, claim):
 def test_the_place_stays_taken_from_the_acquisition_on_by_nobody(desk, end):
     claim = desk.claim()
     token = desk.acquire(claim).token
-    (since,) = (int(facts[0]) for facts in desk.holders(claim).values())
+    (facts,) = desk.holders(claim).values()
+    since = int(facts[0])
+    assert (facts[1:3], facts[-1]) == ([str(token), WORKER], "t1")
 
     end(claim, token)
 
     assert desk.scores(claim) == {f"{claim.owner} ended": since + HOLD * 1000}
-    assert desk.holders(claim) == {f"{claim.owner} ended": [str(since), str(token), WORKER, "t1"]}
+    nobody_joins_it = [*facts[:3], "", "", facts[-1]]
+    assert desk.holders(claim) == {f"{claim.owner} ended": nobody_joins_it}
     held = desk.enter(desk.claim("t2"))
     assert isinstance(held, Held)
     assert (held.what, held.task_id, held.worker) == ("lock", "t1", WORKER)

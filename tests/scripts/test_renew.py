@@ -6,6 +6,7 @@ import pytest
 from desk import FAR_LOCK, OTHER_LOCK
 
 from celery_singleflight.claims import Held
+from celery_singleflight.store import Renewal
 
 
 def test_a_live_lease_is_renewed_from_now_on(desk):
@@ -126,9 +127,10 @@ def test_several_leases_are_renewed_at_once_and_answered_in_order(desk):
     desk.expire(expired)
     wanted = [(desk.lease(claim, 1), claim.record, 30.0) for claim in (unknown, kept, expired, kept)]
 
-    assert desk.store.renew(wanted) == ["taken", "", "expired", ""]
+    answers = [Renewal(lost=why, stop_by="") for why in ("taken", "", "expired", "")]
+    assert desk.store.renew(wanted) == answers
     desk.client.script_flush()
-    assert desk.store.renew(wanted) == ["taken", "", "expired", ""]
+    assert desk.store.renew(wanted) == answers
 
 
 def test_renewing_nothing_asks_nothing(desk):

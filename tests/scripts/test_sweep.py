@@ -8,6 +8,7 @@ import pytest
 from desk import FAR_LOCK, LOCK, OTHER_LOCK, TTL
 
 from celery_singleflight.claims import Outcome, Record
+from celery_singleflight.keys import LockKey
 from celery_singleflight.script import load
 
 SWEEP = load("sweep")
@@ -144,7 +145,7 @@ def test_the_reply_is_a_list_for_each_set_also_when_nothing_is_due(desk):
     raw = desk.connections.run(SWEEP, 3, [*places, 60_000, 10])
 
     assert json.loads(SWEEP.reply(raw).members) == [["t1\ninvoice:1"], []]
-    assert Record.of_member("billing", "t1\ninvoice:1") == known_as(claim)
+    assert Record.of_member(LockKey("billing", ""), "t1\ninvoice:1") == known_as(claim)
     word, left_ms = SWEEP.reply(desk.connections.run(SWEEP, 3, [*places, 60_000, 10]))
     assert (word, 55_000 < left_ms <= 60_000) == ("wait", True)
     desk.client.delete(places[0])

@@ -76,6 +76,10 @@ def _ask(node: ValkeyContainer, command: str, *arguments: Any) -> Any:
         return client.execute_command(command, *arguments)
 
 
+#: What the store keeps of those who wait for a lock key, apart from `baton`, which nobody may need.
+WAITING: Final = ("pace", "line", "called", "parked", "followers")
+
+
 class Keyspace:
     """The keys of one database or of a whole cluster, read and edited from outside the package.
 
@@ -135,9 +139,16 @@ class Keyspace:
     def lasting(self) -> list[str]:
         """Return the keys that nothing will ever remove. There must be none.
 
-        An index of what is due goes with its last member, and each worker that looks into it gives it a time to live.
+        An index of what is due goes with its last member, and each worker that looks into it gives it a time to live. What
+        belongs to those who wait for a lock key lasts for as long as the store has a message of one.
         """
-        return [name for name, ms in self.ttls().items() if ms == -1 and name.split(":")[2] != "due"]
+        lasting = [name.split(":", 3) for name, ms in self.ttls().items() if ms == -1]
+        waited_for = {lock_key for _, _, kind, lock_key in lasting if kind == "parked"}
+        return [
+            ":".join([*root, kind, lock_key])
+            for *root, kind, lock_key in lasting
+            if kind != "due" and not (kind in WAITING and lock_key in waited_for)
+        ]
 
     def live(self, lease: str) -> dict[str, float]:
         """Return the owners whose lease has not expired, each with the time in ms at which it does."""

@@ -8,6 +8,7 @@ Or it only stands still there (`pause`), until the gate `resume-<task id>` is op
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
 import time
@@ -37,6 +38,11 @@ POINTS: Final = {
     "settle:after": "child",
     "requeue:before-publish": "child",
     "requeue:after-publish": "child",
+    "park:after": "child",
+    "linger:begin": "child",
+    "call:before-publish": "child",
+    "call:after-publish": "child",
+    "follow:after": "child",
     "retry:after-publish": "child",
     "abandon:after": "child",
     "release:before": "main",
@@ -78,7 +84,7 @@ def install(app: Celery) -> None:
     from celery.backends.base import Backend  # noqa: PLC0415, publishers and workers only
     from celery.worker.request import Request  # noqa: PLC0415, as above
 
-    from celery_singleflight import run, sweeper, waiting  # noqa: PLC0415, as above
+    from celery_singleflight import entering, handoff, run, sweeper, waiting  # noqa: PLC0415, as above
     from celery_singleflight.departure import Departure  # noqa: PLC0415, as above
     from celery_singleflight.store import Store  # noqa: PLC0415, as above
 
@@ -98,6 +104,10 @@ def install(app: Celery) -> None:
     around(
         waiting, "_publish", "requeue:before-publish", "requeue:after-publish", lambda trigger, *_, **__: [trigger.request.id]
     )
+    around(run, "park", "park:after", "", lambda trigger, _: [trigger.request.id])
+    around(entering, "_linger", "linger:begin", "", lambda _, trigger, *__: [trigger.request.id])
+    around(handoff, "publish_again", "call:before-publish", "call:after-publish", lambda _, handout: [_id_in(handout.message)])
+    around(Store, "follow", "", "follow:after", lambda _, claim, by: [claim.record.task_id])
     around(run, "_give_back", "retry:after-publish", "abandon:after", _given_back_to_a_later_generation)
     around(Departure, "give_back", "release:before", "release:after", lambda departure, **_: [departure._request.id])
     around(Departure, "conclude", "", "conclude:after", lambda departure, *_, **__: [departure._request.id])
@@ -123,6 +133,11 @@ def install(app: Celery) -> None:
 
 def _given_back_to_a_later_generation(trigger: Any, *, generation: int | None = None, **_: Any) -> list[str]:
     return [] if generation is None else [trigger.request.id]
+
+
+def _id_in(message: bytes) -> str:
+    """The id of the trigger whose message the store keeps."""
+    return str(json.loads(message.partition(b"\n")[0])["headers"]["id"])
 
 
 class _Points:

@@ -28,6 +28,15 @@ class Ledger:
         rows = [json.loads(line) for line in self.path.read_text().splitlines()]
         return [row for row in rows if row["key"] == key and what in (None, row["what"])]
 
+    def rows(self, what: str) -> list[dict[str, Any]]:
+        """What was written of this kind, whatever its key."""
+        if not self.path.exists():
+            return []
+        mark = f'"what": "{what}"'
+        return [
+            row for line in self.path.read_text().splitlines() if mark in line and (row := json.loads(line))["what"] == what
+        ]
+
     def runs(self, key: str) -> list[dict[str, Any]]:
         """Bodies that began, in order."""
         return sorted(self.read(key, "begin"), key=lambda row: row["at"])

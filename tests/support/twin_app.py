@@ -1,19 +1,25 @@
-"""Every task twice: `plain.<name>` and `protected.<name>`, with one body and the same acknowledgements.
+"""Every task in several kinds, as `<kind>.<name>`, with one body and the same acknowledgements.
+
+`plain` is Celery's own, `protected` locks on all arguments, and one kind for each contention policy locks on the task as a
+whole, so that a test can hold its key beforehand.
 
 Annotations are not postponed: before 5.7 Celery finds pydantic models in them only as they are.
 """
 
 import json
 import os
+import signal
 import time
 from typing import Any
 
-from celery import Celery, Task
+from celery import Celery, Task, group
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from ledger import Ledger
+from matrix_axes import POLICIES
 from pydantic import BaseModel
+from twin_request import facts_of
 
-from celery_singleflight import SingleflightTask
+from celery_singleflight import SingleflightTask, signals
 
 
 class Order(BaseModel):
@@ -22,13 +28,15 @@ class Order(BaseModel):
 
 
 class Hooks:
-    """Notes each of Celery's hooks that is called for a task."""
+    """Notes each of Celery's hooks that is called for a task, and what its run sees of its request."""
 
-    def _note(self, hook: str, task_id: str) -> None:
-        self.app.ledger.write(str(task_id), hook)
+    Request = "twin_request:NotingRequest"
+
+    def _note(self, hook: str, task_id: str, **facts: Any) -> None:
+        self.app.ledger.write(str(task_id), hook, **facts)
 
     def before_start(self, task_id, args, kwargs):
-        self._note("before_start", task_id)
+        self._note("before_start", task_id, task=self.name, sees=facts_of(self, args, kwargs))
 
     def on_success(self, retval, task_id, args, kwargs):
         self._note("on_success", task_id)
@@ -47,16 +55,39 @@ def make_app(config: dict[str, Any], directory: str) -> Celery:
     app = Celery("twin_app", set_as_current=False)
     app.conf.update(config)
     app.ledger = Ledger(directory)
-    bases = {"plain": Task, "protected": SingleflightTask}
-    for kind, base in bases.items():
-        add_tasks(app, kind, type(f"Hooked{kind.title()}", (Hooks, base), {}))
+    kinds = {"plain": (Task, {}), "protected": (SingleflightTask, {})}
+    for policy in POLICIES.values():
+        kinds[policy.name] = SingleflightTask, {"contention_policy": policy.name, "lock_on": (), **policy.options}
+    for kind, (base, attributes) in kinds.items():
+        add_tasks(app, kind, type(f"Hooked{kind.title()}", (Hooks, base), attributes))
     return app
+
+
+def note_contention(sender: Any, task_id: str, **facts: Any) -> None:
+    """Write down who met contention. The key in the ledger is the lock name."""
+    ledger = getattr(sender.app, "ledger", None)
+    if ledger is not None:
+        ledger.write(sender.name, "contended", task_id=str(task_id))
+
+
+def die_after_the_end(sender: Any, task_id: str, **facts: Any) -> None:
+    """Kill the process of a run that has its outcome, before Celery has told anybody; once for each trigger."""
+    if sender.name.endswith(".die_after_the_end") and not sender.app.ledger.read(f"{task_id}-died"):
+        sender.app.ledger.write(f"{task_id}-died", "died")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+signals.contended.connect(note_contention, weak=False, dispatch_uid="twin_app")
+signals.trigger_ended.connect(die_after_the_end, weak=False, dispatch_uid="twin_app")
 
 
 def add_tasks(app: Celery, kind: str, base: type) -> None:  # noqa: C901, PLR0915, one task after the other
     ledger = app.ledger
 
-    def task(**options):
+    def task(protection=None, **options):
+        if issubclass(base, SingleflightTask):
+            options.update(protection or {})
+
         def register(function):
             return app.task(
                 name=f"{kind}.{function.__name__}",
@@ -79,8 +110,16 @@ def add_tasks(app: Celery, kind: str, base: type) -> None:  # noqa: C901, PLR091
         return a + b
 
     @task()
+    def double(self, n):
+        return 2 * n
+
+    @task()
     def total(self, values):
         return sum(values)
+
+    @task(protection={"lease_ttl": 1})
+    def short_lease(self, value):
+        return value
 
     @task()
     def fail(self, *args):
@@ -108,45 +147,16 @@ def add_tasks(app: Celery, kind: str, base: type) -> None:  # noqa: C901, PLR091
         return object()
 
     @task()
-    def request_facts(self):
-        request = self.request
-        return {
-            "retries": request.retries,
-            "root": request.root_id == request.id,
-            "parent": request.parent_id,
-            "shadow": request.shadow,
-            "priority": request.delivery_info.get("priority"),
-            "routing_key": request.delivery_info.get("routing_key"),
-            "timelimit": request.timelimit,
-            "stamps": request.stamps,
-            "custom": (request.headers or {}).get("custom"),
-            "reply_to": bool(request.reply_to),
-            "group_index": request.group_index,
-        }
-
-    @task(**({"lock_on": ("key",)} if kind == "protected" else {}))
-    def facts_at_gate(self, key, gate):
-        """What of a message survives waiting."""
-        ledger.write(key, "begin")
-        ledger.pass_gate(gate)
-        request = self.request
-        return {
-            "retries": request.retries,
-            "root": request.root_id == request.id,
-            "shadow": request.shadow,
-            "priority": request.delivery_info.get("priority"),
-            "routing_key": request.delivery_info.get("routing_key"),
-            "timelimit": request.timelimit,
-            "expires": bool(request.expires),
-            "stamps": request.stamps,
-            "custom": (request.headers or {}).get("custom"),
-            "compression": getattr(request, "compression", None),
-            "content_type": request.properties.get("singleflight_content_type"),
-        }
-
-    @task()
     def note(self, key):
         ledger.write(key, "note")
+
+    @task()
+    def note_value(self, value, key):
+        ledger.write(key, "note", value=value)
+
+    @task()
+    def flat_total(self, values):
+        return sum(sum(value) if isinstance(value, list) else value for value in values)
 
     @task(max_retries=2, default_retry_delay=0)
     def retry_for_ever(self):
@@ -200,6 +210,11 @@ def add_tasks(app: Celery, kind: str, base: type) -> None:  # noqa: C901, PLR091
         raise self.replace(self.app.tasks[f"{kind}.add"].si(1, 1) | self.app.tasks[f"{kind}.add"].s(5))
 
     @task()
+    def replace_by_group(self):
+        add = self.app.tasks[f"{kind}.add"]
+        raise self.replace(group(add.si(2, 2), add.si(2, 2)))
+
+    @task()
     def replace_by_itself(self, n):
         if n > 0:
             raise self.replace(self.app.tasks[f"{kind}.replace_by_itself"].si(n - 1))
@@ -220,6 +235,12 @@ def add_tasks(app: Celery, kind: str, base: type) -> None:  # noqa: C901, PLR091
 
     @task()
     def sleep_at_gate(self, key):
+        ledger.write(key, "begin")
+        ledger.pass_gate(key)
+        return "passed"
+
+    @task()
+    def die_after_the_end(self, key):
         ledger.write(key, "begin")
         ledger.pass_gate(key)
         return "passed"

@@ -128,3 +128,17 @@ def test_the_result_must_be_of_the_run_that_counts(evidence):
     evidence.body("r1", 1, 2).body("r2", 3, 4, token=2, recorded=False)
     assert any("does not count" in violation for violation in evidence.verdict(value="r2").violations)
     assert any("no run of it" in violation for violation in evidence.verdict(value="r9").violations)
+
+
+def test_an_effect_is_listed_apart_when_its_run_was_forgotten_and_passed_and_had_not_heard_it_yet(evidence):
+    flush = Struck("flushall", 1.5, 1.5, forgot=1.5)
+    evidence.body("r2", 1, 2.4, effect=2.3, recorded=False).body("r1", 1.8, 2, token=2, pid=2, effect=1.9)
+    verdict = evidence.verdict(flush)
+    assert verdict.is_good
+    assert sum(line.second_allowed for line in verdict.lines.values()) == 1
+
+
+def test_an_effect_of_a_run_that_was_forgotten_and_should_have_heard_it_long_ago_is_a_second_one(evidence):
+    flush = Struck("flushall", 1.5, 1.5, forgot=1.5)
+    evidence.body("r2", 1, 9, effect=8.5, recorded=False).body("r1", 1.8, 2, token=2, pid=2, effect=1.9)
+    assert any("second effect" in violation for violation in evidence.verdict(flush).violations)

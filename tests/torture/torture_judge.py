@@ -396,7 +396,8 @@ class Judge:
 
     def _second(self, unit: tuple[str, str], run: Run, recorded: Run) -> None:
         kind = self.class_at(run.effect or run.begin)
-        if self._forgot(recorded.begin, run.begin):
+        was_passed = run.begin < recorded.begin and self._excuse(run, recorded) == "the store had forgotten"
+        if was_passed or self._forgot(recorded.begin, run.begin):
             excuse = "the store had forgotten"
         elif run.begin < recorded.recorded and self._stood_still(run, run.begin - self.ttl, run.effect):
             excuse = "stood still"

@@ -16,6 +16,7 @@ from celery_singleflight import (
     LockKeyError,
     OptionError,
     Outcome,
+    Replaced,
     ResultUnavailable,
     ScriptError,
     SingleflightError,
@@ -102,6 +103,9 @@ def every_option_has_a_type(task: SingleflightTask) -> None:
     assert_type(task.max_hold, float | None)
     assert_type(task.contention_policy, str | None)
     assert_type(task.wait_timeout, float | None)
+    assert_type(task.coalesce_keep, Any)
+    assert_type(task.coalesce_delay, float | None)
+    assert_type(task.coalesce_within, float | None)
     assert_type(task.skip_as, str | None)
     assert_type(task.skip_result, Any)
     assert_type(task.idempotent_on, Any)
@@ -133,12 +137,16 @@ def errors_are_one_tree() -> None:
     contended: list[Contended] = [Skipped("billing[]"), WaitTimeout("billing[]")]
     lost: BaseException = LeaseLost("billing[]", "taken")
     no_error: Exception = LeaseLost("billing[]")  # type: ignore[assignment]
+    replaced: BaseException = Replaced("billing[]", "t2")
+    no_error = Replaced("billing[]")  # type: ignore[assignment]
+    assert_type(Replaced("billing[]", "t2").lock_key, str)
+    assert_type(Replaced("billing[]", "t2").by, str)
     assert_type(LeaseLost("billing[]").reason, str)
     assert_type(ResultUnavailable("key", "reason").execution_key, str)
     assert_type(FencingUnavailable("billing[]").lock_key, str)
     assert_type(errors[0], SingleflightError)
     assert_type(contended[0], Contended)
-    raise lost from (configuration or no_error)
+    raise lost from (configuration or no_error or replaced)
 
 
 def an_outcome_is_one_of_its_words(outcome: Outcome) -> str:
@@ -146,6 +154,10 @@ def an_outcome_is_one_of_its_words(outcome: Outcome) -> str:
     match outcome:
         case Outcome.SUCCEEDED | Outcome.FAILED:
             return "ran"
+        case Outcome.COALESCED:
+            return "has the outcome of another"
+        case Outcome.REPLACED:
+            return "did not, or not to its end"
         case Outcome.SKIPPED | Outcome.REJECTED | Outcome.TIMED_OUT | Outcome.DEAD_LETTERED | Outcome.REVOKED:
             return "did not"
         case other:

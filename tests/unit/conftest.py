@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextvars
+import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -107,7 +109,7 @@ class Place:
         """Give the lease of that key to somebody else, as if its holder had been away for longer than its lease."""
         names = self.store.keys.lock(key)
         self.client.delete(names.lease)
-        self.client.hset(names.lease, "somebody else", "9999999999999\n1000000000000\n1\nsomewhere\nelse")
+        self.client.hset(names.lease, "somebody else", "9999999999999\n1000000000000\n1\nsomewhere\n\n\nelse")
         self.client.incrby(names.fence, 1_000_000)
 
 
@@ -136,10 +138,11 @@ def place(make_place):
 
 
 class Clock:
-    """A clock that only moves when it is told to, or slept on."""
+    """A clock that only moves when it is told to, or slept on by the test; a thread beside it sleeps in real time."""
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self._thread = threading.current_thread()
         self.slept: list[float] = []
         self.while_asleep: Callable[[], None] = lambda: None
 
@@ -147,6 +150,9 @@ class Clock:
         return self.now
 
     def sleep(self, seconds: float) -> None:
+        if threading.current_thread() is not self._thread:
+            time.sleep(seconds)
+            return
         self.slept.append(seconds)
         self.now += seconds
         self.while_asleep()
@@ -156,6 +162,6 @@ class Clock:
 def clock(monkeypatch):
     """Stands in for `time` in the modules that count the life of a lease."""
     clock = Clock()
-    for module in ("direct", "ending", "heartbeat", "lease", "run", "settling"):
+    for module in ("direct", "ending", "entering", "heartbeat", "lease", "settling"):
         monkeypatch.setattr(f"celery_singleflight.{module}.time", clock)
     return clock

@@ -23,6 +23,7 @@ from celery_singleflight import (
 )
 from celery_singleflight.claims import Record
 from celery_singleflight.servers import connect
+from celery_singleflight.store import Renewal
 
 
 def pay(invoice):
@@ -220,7 +221,7 @@ def on_server(place, valkey, monkeypatch):
 
 def is_still_held(place, lease):
     """Whether the store says so."""
-    return place.store.renew([(lease, Record(lease.key, lease.owner, None), 5.0)]) == [""]
+    return place.store.renew([(lease, Record(lease.key, lease.owner, None), 5.0)]) == [Renewal(lost="", stop_by="")]
 
 
 def test_a_child_that_is_forked_in_a_block_holds_nothing(on_server):

@@ -25,10 +25,13 @@ from celery_singleflight.errors import (
     MaxHoldExceeded,
     NestedLeaseLost,
     OptionError,
+    PayloadMismatch,
+    Replaced,
     ResultUnavailable,
     ScriptError,
     SingleflightError,
     Skipped,
+    StaleToken,
     StoreUnavailable,
     WaitTimeout,
 )
@@ -70,8 +73,16 @@ MESSAGES = [
         ExecutionKeyReused("invoice:42", "shop.pay"),
         "execution key invoice:42 belongs to the task shop.pay, which shares the lock name",
     ),
+    (
+        PayloadMismatch("invoice:42", "shop.pay"),
+        "execution key invoice:42 was recorded by shop.pay with another payload",
+    ),
+    (PayloadMismatch("invoice:42", ""), "execution key invoice:42 was recorded by its task with another payload"),
+    (StaleToken("billing[7]", 5, 7), "billing[7] has seen fencing token 7, so a write with 5 comes too late"),
     (LeaseLost("billing[7]"), "the lease on billing[7] is lost"),
     (LeaseLost("billing[7]", "taken"), "the lease on billing[7] is lost: taken"),
+    (Replaced("billing[7]", "t2"), "the run on billing[7] is replaced by t2"),
+    (Replaced("billing[7]"), "the run on billing[7] is replaced by unknown"),
 ]
 EVERY = [value for value in vars(errors).values() if inspect.isclass(value) and value.__module__ == errors.__name__]
 
@@ -113,10 +124,11 @@ def test_every_error_is_public_has_a_docstring_and_a_message_here():
     assert all(getattr(celery_singleflight, cls.__name__) is cls for cls in EVERY)
 
 
-def test_there_is_one_tree_and_one_error_that_no_except_exception_eats():
-    assert [cls for cls in EVERY if not issubclass(cls, SingleflightError)] == [LeaseLost]
-    assert not issubclass(LeaseLost, Exception)
-    assert issubclass(LeaseLost, BaseException)
+def test_there_is_one_tree_and_two_errors_that_no_except_exception_eats():
+    assert [cls for cls in EVERY if not issubclass(cls, SingleflightError)] == [LeaseLost, Replaced]
+    for cls in (LeaseLost, Replaced):
+        assert not issubclass(cls, Exception)
+        assert issubclass(cls, BaseException)
 
 
 def test_a_wrong_configuration_is_caught_as_celerys_own():

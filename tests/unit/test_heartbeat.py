@@ -20,7 +20,7 @@ from celery_singleflight.heartbeat import Heartbeat
 from celery_singleflight.keys import KeySpace, LockKey
 from celery_singleflight.lease import Holding, Lease
 from celery_singleflight.servers import connect
-from celery_singleflight.store import Store
+from celery_singleflight.store import Renewal, Store
 
 
 class Books:
@@ -35,7 +35,7 @@ class Books:
     def renew(self, wanted):
         self.meanwhile()
         self.renewals.append([(lease.lock_key, ttl) for lease, _, ttl in wanted])
-        return [self.answers.get(lease.lock_key, "") for lease, _, _ in wanted]
+        return [Renewal(self.answers.get(lease.lock_key, ""), stop_by="") for lease, _, _ in wanted]
 
     def settle(self, ended):
         self.meanwhile()

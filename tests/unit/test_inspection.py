@@ -14,12 +14,13 @@ from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
-from celery_singleflight import commands, findings, lock
-from celery_singleflight.claims import Acquired, Claim, Encoded, Ended, Held, Outcome, Record
+from celery_singleflight import commands, findings, lock, showing
+from celery_singleflight.claims import Acquired, Claim, Encoded, Ended, Finished, Held, Outcome, Record
 from celery_singleflight.findings import Turns
 from celery_singleflight.inspection import _RELEASE, inspecting
 from celery_singleflight.keys import LockKey
 from celery_singleflight.lease import Lease
+from celery_singleflight.store import Renewal
 
 LOCK = LockKey.of("billing", ["acct_1"])
 OTHER = LockKey.of("billing", ["acct_2"])
@@ -57,13 +58,16 @@ class Desk:
         )
 
     def finish(self, claim, token, outcome=Outcome.SUCCEEDED, reason="[]", body=b"secret", hold=0.0):
+        """Return who has taken over, or None when it is recorded."""
         value = Encoded("application/json", "utf-8", body)
         lease = self.lease(claim, token)
-        return self.store.finish(lease, claim.record, outcome, value, reason=reason, keep=600.0, hold=hold)
+        answer = self.store.finish(lease, claim.record, outcome, value, reason=reason, keep=600.0, hold=hold)
+        return None if answer == Finished([]) else answer
 
     def renew(self, claim, token):
-        (why,) = self.store.renew([(self.lease(claim, token), claim.record, claim.ttl)])
-        return why
+        (renewal,) = self.store.renew([(self.lease(claim, token), claim.record, claim.ttl)])
+        assert not renewal.stop_by
+        return renewal.lost
 
     def expire(self, claim, ago=1000):
         """Let the lease have ended a second ago."""
@@ -96,7 +100,7 @@ class Desk:
 def answers(monkeypatch):
     """What workers say when they are asked: which triggers they run."""
     answers = {}
-    monkeypatch.setattr("celery_singleflight.inspection._ask_workers", lambda app, workers: answers)
+    monkeypatch.setattr("celery_singleflight.inspection.ask_workers", lambda app, workers: answers)
     return answers
 
 
@@ -136,6 +140,7 @@ def test_a_held_key_is_listed_with_its_holder_token_and_time_left(desk):
         "AGE": "0.0 s",
         "LEFT": row["LEFT"],
         "LEASE": "live",
+        "IN LINE": "0",
         "TURNS": "-",
     }
     assert 29 < float(row["LEFT"].removesuffix(" s")) <= 30
@@ -502,7 +507,7 @@ def test_a_holder_without_a_message_in_the_store_is_released_with_a_warning(desk
 def test_a_lock_of_a_script_can_be_taken_away(desk):
     with lock(desk.app, "billing", "acct_1") as lease:
         assert release(desk, lease.fencing_token, "--force").exit_code == 0
-        assert desk.store.renew([(lease, Record(LOCK, lease.owner, None), 5.0)]) == ["taken"]
+        assert desk.store.renew([(lease, Record(LOCK, lease.owner, None), 5.0)]) == [Renewal(lost="taken", stop_by="")]
         desk.hold()
 
 
@@ -519,6 +524,7 @@ def run_script(desk, claim, token, force):
     names = desk.store.names(claim.record)
     named = {name: names[name] for name in _RELEASE.keys}
     named |= {"token": token, "task_id": claim.record.task_id, "member": claim.record.member, "force": force}
+    named["lock_key"] = claim.record.lock_key.text
     return desk.store._run(_RELEASE, named)
 
 
@@ -555,7 +561,7 @@ def test_with_rich_the_same_cells_are_shown_in_full(desk, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     desk.hold()
     with inspecting(desk.app) as inspection:
-        commands._show_locks(inspection.locks(limit=10), commands._Paper(is_rich=True))
+        showing.show_locks(inspection.locks(limit=10), showing.Paper(is_rich=True))
     printed = capsys.readouterr().out
     assert "LOCK" in printed
     assert " t1 " in printed
@@ -578,7 +584,7 @@ def test_rich_is_for_terminals_and_those_who_want_colour(monkeypatch, is_termina
     [(None, "-"), (0.04, "0.0 s"), (99.9, "99.9 s"), (-3.21, "-3.2 s"), (100, "1 min 40 s"), (-7322, "-2 h 2 min")],
 )
 def test_durations_are_short(seconds, text):
-    assert commands._seconds(seconds) == text
+    assert showing._seconds(seconds) == text
 
 
 @pytest.mark.parametrize(

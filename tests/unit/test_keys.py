@@ -90,7 +90,7 @@ def test_all_names_of_one_lock_name_share_a_slot(name, scope, other_scope, task_
     ]
     assert len({key_slot(key.encode()) for key in found}) == 1
     assert all(key.startswith(f"{{{prefix}") for key in found)
-    assert len(set(found)) == (9 if not is_one(scope, other_scope) else 6)
+    assert len(set(found)) == (19 if not is_one(scope, other_scope) else 11)
 
 
 @given(names)

@@ -44,10 +44,10 @@ def taken(place):
     return message
 
 
-def again(place, message, *, copy="", times=1):
+def again(place, message, *, copy="", times=1, first_ms=""):
     """The message that comes of packing and publishing it again."""
     packed = pack_message(received(place, message))
-    task_id = publish_again(place.app, Handout(packed, copy, "", times))
+    task_id = publish_again(place.app, Handout(packed, copy, "", times, first_ms))
     found = taken(place)
     assert task_id == message.headers["id"]
     return found
@@ -167,15 +167,26 @@ def test_a_trigger_that_has_entered_expires_no_more(place, how):
     assert kept(copy) == kept(message)
 
 
-def test_an_eta_retries_and_time_limits_come_again(place):
+def test_a_trigger_that_waits_expires_when_it_would_have(place):
+    place.task(echo).apply_async((1,), expires=3600, countdown=60)
+    message = taken(place)
+
+    copy = again(place, message, copy="c1", first_ms="1700000000000")
+
+    assert copy.headers["expires"] == message.headers["expires"]
+    assert (copy.headers["eta"], copy.headers[header.PREVIOUS]) == (None, "c1")
+    assert (copy.headers[header.FIRST_SEEN], copy.headers[header.WAITS]) == ("1700000000000", 1)
+
+
+def test_retries_and_time_limits_come_again_and_an_eta_has_come_to_pass(place):
     place.task(echo).apply_async((1,), countdown=60, retries=2, time_limit=9, soft_time_limit=8)
     message = taken(place)
 
     copy = again(place, message)
 
+    assert message.headers["eta"]
     names = ("eta", "retries", "timelimit")
-    assert [copy.headers[name] for name in names] == [message.headers[name] for name in names]
-    assert (copy.headers["retries"], copy.headers["timelimit"]) == (2, [9, 8])
+    assert [copy.headers[name] for name in names] == [None, 2, [9, 8]]
 
 
 def test_the_rest_of_a_chain_and_callbacks_come_again(place):

@@ -10,7 +10,14 @@ from hypothesis import given, strategies as st
 
 from celery_singleflight.claims import Held
 from celery_singleflight.options import OPTIONS
-from celery_singleflight.policies import LONGEST_DELAY, blind_delay, poll_delay, requeue_delay, waits_on_contention
+from celery_singleflight.policies import (
+    LONGEST_DELAY,
+    PARKING,
+    blind_delay,
+    poll_delay,
+    requeue_delay,
+    waits_on_contention,
+)
 from celery_singleflight.waiting import longest_delay
 
 
@@ -85,9 +92,10 @@ def test_one_that_waits_in_place_looks_soon_and_then_less_often():
     assert delays[-1] == pytest.approx(1.2)
 
 
-def test_only_requeue_waits():
+def test_a_newcomer_runs_later_under_all_policies_but_skip_and_reject():
     policies = OPTIONS["contention_policy"].expected.replace("'", "").replace(" or ", ", ").split(", ")
-    assert [policy for policy in policies if waits_on_contention(policy)] == ["requeue"]
+    assert [policy for policy in policies if not waits_on_contention(policy)] == ["skip", "reject"]
+    assert {"requeue", *PARKING} == {*policies} - {"skip", "reject"}
 
 
 @pytest.mark.parametrize(

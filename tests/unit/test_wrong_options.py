@@ -13,12 +13,13 @@ from celery_singleflight import ConfigurationError, OptionError, SingleflightTas
 from celery_singleflight.coordination import coordination
 
 RECIPE = "argument names such as ('tenant_id',), a template such as 'billing:{account.id}', or a function"
-POLICIES = "'requeue', 'skip' or 'reject'"
+POLICIES = "'requeue', 'queue', 'skip', 'coalesce', 'replace', 'join' or 'reject'"
+KEEP = "'newest', 'first', or a function of the waiting and the new arguments, each a dict by name"
 TASK_OPTIONS = (
-    "contention_policy, idempotent_on, lease_ttl, lock_limit, lock_name, lock_on, max_deliveries, max_hold, min_hold, rescue, "
-    "result_ttl, skip_as, skip_result, store_error_policy, wait_timeout"
+    "coalesce_delay, coalesce_keep, coalesce_within, contention_policy, idempotent_on, lease_ttl, lock_limit, lock_name, "
+    "lock_on, max_deliveries, max_hold, min_hold, rescue, result_ttl, skip_as, skip_result, store_error_policy, wait_timeout"
 )
-CALL_OPTIONS = "contention_policy, execution_key, wait_timeout"
+CALL_OPTIONS = "coalesce_delay, contention_policy, execution_key, wait_timeout"
 SETTINGS = ", ".join(
     f"singleflight_{name}" for name in sorted([*TASK_OPTIONS.split(", "), "key_prefix", "transport_options", "url"])
 )
@@ -256,15 +257,23 @@ WRONG = [
     ),
     row("contention_policy", task(contention_policy=5), f"task shop.settle, contention_policy: expected {POLICIES}, got 5"),
     row(
-        "contention_policy of a later version",
-        task(contention_policy="coalesce"),
-        f"task shop.settle, contention_policy: expected {POLICIES}, got 'coalesce'; 'coalesce' {LATER}",
+        "contention_policy in other words",
+        task(contention_policy="coalesced"),
+        f"task shop.settle, contention_policy: expected {POLICIES}, got 'coalesced'; did you mean 'coalesce'?",
     ),
     row(
-        "contention_policy queue",
-        task(contention_policy="queue"),
-        f"task shop.settle, contention_policy: expected {POLICIES}, got 'queue'; 'queue' {LATER}",
+        "contention_policy like two",
+        task(contention_policy="queued"),
+        f"task shop.settle, contention_policy: expected {POLICIES}, got 'queued'; did you mean 'queue'?",
     ),
+    row("coalesce_keep", task(coalesce_keep=5), f"task shop.settle, coalesce_keep: expected {KEEP}, got 5"),
+    row(
+        "coalesce_keep in other words",
+        task(coalesce_keep="newer"),
+        f"task shop.settle, coalesce_keep: expected {KEEP}, got 'newer'; did you mean 'newest'?",
+    ),
+    row("coalesce_delay", task(coalesce_delay=-1), f"task shop.settle, coalesce_delay: expected {A_HOLD}, got -1"),
+    row("coalesce_within", task(coalesce_within="1m"), f"task shop.settle, coalesce_within: expected {A_HOLD}, got '1m'"),
     row(
         "skip_as misspelled",
         task(skip_as="contine"),
@@ -330,9 +339,9 @@ WRONG = [
         f"setting singleflight_lease_ttl: expected {A_LEASE}, got '30'",
     ),
     row(
-        "setting with a policy of a later version",
-        settings(singleflight_contention_policy="join"),
-        f"setting singleflight_contention_policy: expected {POLICIES}, got 'join'; 'join' {LATER}",
+        "setting with a wrong policy",
+        settings(singleflight_contention_policy="joins"),
+        f"setting singleflight_contention_policy: expected {POLICIES}, got 'joins'; did you mean 'join'?",
     ),
     row(
         "setting misspelled",
@@ -406,9 +415,9 @@ WRONG = [
         f"call of shop.settle, contention_policy: expected {POLICIES}, got 'skp'; did you mean 'skip'?",
     ),
     row(
-        "call with a policy of a later version",
-        call(contention_policy="replace"),
-        f"call of shop.settle, contention_policy: expected {POLICIES}, got 'replace'; 'replace' {LATER}",
+        "call with a policy in other words",
+        call(contention_policy="replaces"),
+        f"call of shop.settle, contention_policy: expected {POLICIES}, got 'replaces'; did you mean 'replace'?",
     ),
     row(
         "call with a wrong time-out",
@@ -459,9 +468,9 @@ WRONG = [
     ),
     # Headers of a foreign publisher
     row(
-        "header with a policy of a later version",
-        header(singleflight_contention_policy="coalesce"),
-        f"header singleflight_contention_policy of shop.settle: expected {POLICIES}, got 'coalesce'; 'coalesce' {LATER}",
+        "header with a wrong policy",
+        header(singleflight_contention_policy="debounce"),
+        f"header singleflight_contention_policy of shop.settle: expected {POLICIES}, got 'debounce'",
     ),
     row(
         "header with a wrong time-out",
@@ -659,6 +668,15 @@ def test_a_task_is_celerys_own_by_its_function_and_not_by_its_name(name):
     task = app.task(base=SingleflightTask, name=name, shared=False)(settle)
     app.finalize()
     assert task._binding.name == name
+
+
+def test_a_header_with_a_wrong_delay_is_refused_where_the_delay_counts(place):
+    task = place.task(settle, contention_policy="coalesce")
+    result = task.apply_async((1, 2), headers={"singleflight_coalesce_delay": "5"})
+    place.deliver_all()
+    with pytest.raises(OptionError) as caught:
+        result.get(timeout=1)
+    assert str(caught.value) == f"header singleflight_coalesce_delay of {task.name}: expected {A_HOLD}, got '5'"
 
 
 def test_celerys_own_tasks_are_left_alone_where_all_tasks_of_an_app_are_protected():

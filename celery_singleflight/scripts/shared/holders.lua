@@ -23,18 +23,30 @@ local function holders_now()
   return #live, first, live, expired
 end
 
--- Release the lease of an owner, who may keep the place for a while after the acquisition. Returns its line, if it had one.
+-- Release the lease of an owner, who may keep the place for a while after the acquisition. Its outcome is told to whoever waits
+-- for it now, so the place goes on without group and payload: nobody may begin to wait for them. Returns its line, if it had one.
 local function leave_place(owner, hold_ms)
   local line = redis.call('HGET', lease, owner)
   if line then
-    local _, since, rest = string.match(line, '^(%d+)\n(%d+)(\n.*)$')
-    local ends = tonumber(since) + tonumber(hold_ms)
+    local holder = facts(line)
+    local ends = holder.since + tonumber(hold_ms)
     redis.call('HDEL', lease, owner)
     if ends > now then
       -- The place stays taken, by a name that nobody can renew.
-      redis.call('HSET', lease, owner .. ' ended', text(ends) .. '\n' .. since .. rest)
+      redis.call('HSET', lease, owner .. ' ended', table.concat(
+        {text(ends), text(holder.since), holder.fence, holder.worker, '', '', holder.task}, '\n'))
       redis.call('PEXPIRE', lease, text(math.max(redis.call('PTTL', lease), ends - now + 60000)))
     end
   end
   return line
+end
+
+-- The outcome of a holder that goes on for a while is told: nobody may begin to wait for it.
+local function lead_no_more(owner)
+  local line = redis.call('HGET', lease, owner)
+  if line then
+    local holder = facts(line)
+    redis.call('HSET', lease, owner, table.concat(
+      {text(holder.ends), text(holder.since), holder.fence, holder.worker, '', '', holder.task}, '\n'))
+  end
 end

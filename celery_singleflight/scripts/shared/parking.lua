@@ -35,6 +35,17 @@ local function leave_message()
   end
 end
 
+-- It waits no longer, and the reply has no room for those who are next: a sweeper calls them.
+local function step_aside()
+  if about then
+    forget_waiter(member)
+    if about.group then
+      redis.call('HSET', trigger, 'group', about.group)
+    end
+    look_at(now)
+  end
+end
+
 -- It waits no longer: who is behind it may be next; who follows it goes on to, when it has ended.
 local function leave_line(ending, group)
   if about then
@@ -66,47 +77,42 @@ local function is_next(free)
   if about and redis.call('ZSCORE', followers, member) then
     return false
   end
-  local mine = tonumber(redis.call('ZSCORE', line, member) or nil)
-  local spoken_for = 0
-  for _, other in ipairs(redis.call('ZRANGEBYSCORE', called, '(' .. text(now), '+inf')) do
-    if other ~= member and (not mine or (tonumber(redis.call('ZSCORE', line, other)) or 0) < mine) then
-      spoken_for = spoken_for + 1
-    end
-  end
-  if spoken_for >= free then
+  local ticket = tonumber(redis.call('ZSCORE', line, member) or nil)
+  local reserved, called_ones = called_before(ticket or math.huge)
+  if reserved >= free then
     return false
   end
-  if mine and redis.call('ZSCORE', called, member) then
+  if ticket and redis.call('ZSCORE', called, member) then
     return true
   end
-  local others = mine and redis.call('ZRANK', line, member) or redis.call('ZCARD', line)
-  local uncalled = others
-  if others > 0 then
-    for _, other in ipairs(redis.call('ZRANGE', line, 0, math.min(others, MOST_CALLED + limit) - 1)) do
-      uncalled = uncalled - (redis.call('ZSCORE', called, other) and 1 or 0)
+  local uncalled = (ticket and redis.call('ZRANK', line, member) or redis.call('ZCARD', line)) - called_ones
+  if uncalled == 1 then
+    -- Nor does one that is held back for others to come first of those who are not.
+    local gathers, ripe = unpack(redis.call('HMGET', pace, 'gathers', 'ripe_ms'))
+    local its = gathers and gathers ~= member and redis.call('ZSCORE', line, gathers)
+    if its and tonumber(ripe or 0) > now and tonumber(its) < (ticket or math.huge) and not redis.call('ZSCORE', called, gathers) then
+      return true
     end
   end
   return uncalled == 0
 end
 
 -- Put the trigger's message into the store's custody, with what makes it go on from there.
-local function put_by(group)
+local function put_by(group, follows)
   remember('parked', lock_key, 'member', member)
   leave_message()
-  about = {first = text(tonumber(first_ms) or now), copy = copy, kind = before and before.kind or on_held,
-           group = group or (about and about.group), digest = digest ~= '' and digest or nil}
-  put_waiter(member, about, message)
+  about = {first = text(tonumber(first_ms) or now), copy = copy, by = owner, kind = before and before.kind or on_held,
+           group = group or (about and about.group), follows = follows, digest = digest ~= '' and digest or nil,
+           merged = (merged_with ~= '' or (before and before.merged)) and '1' or nil}
   redis.call('PERSIST', pace)
   redis.call('HSET', pace, 'limit', limit)
   local deadline = wait_ms ~= '' and about.first + wait_ms or nil
   if expires_ms ~= '' then
     deadline = math.min(deadline or now + expires_ms, now + expires_ms)
   end
-  if deadline then
-    redis.call('ZADD', due, text(deadline), member)
-  else
-    redis.call('ZREM', due, member)
-  end
+  about.until_ms = deadline and text(deadline)
+  put_waiter(member, about, message)
+  redis.call('ZADD', due, text(math.min(deadline or now + LOOK_MS, now + LOOK_MS)), member)
   is_waited_for = true
 end
 
@@ -116,6 +122,10 @@ local function give_ticket(score)
     redis.call('HSET', pace, 'ticket', text(score))
   end
   redis.call('ZADD', line, text(score), member)
+end
+
+local function ticket_of(other)
+  return text(tonumber(redis.call('ZSCORE', line, other) or 0))
 end
 
 -- Return the group of those who get the outcome of a waiting trigger.
@@ -133,11 +143,11 @@ local function parked_reply(how, who)
   call_next(calls, 0)
   local since, task, at, ends = unpack(who)
   return {'parked', how, cjson.encode({task, at}), math.max(now - since, 0), math.max(ends - now, 0),
-          redis.call('ZRANK', line, member) or 0, calls}
+          redis.call('ZRANK', line, member) or 0, ticket_of(member), calls}
 end
 
 local function follow(group, who)
-  put_by()
+  put_by(nil, group)
   redis.call('ZADD', followers, group, member)
   return parked_reply('group', who)
 end
@@ -153,26 +163,34 @@ local function park(who, is_unripe)
   local hold, other = tonumber(redis.call('HGET', pace, 'hold_ms')), lingerer()
   local may_linger = hold and hold <= SHORT_MS and not is_unripe and (is_called or redis.call('ZRANK', line, member) == 0)
   if linger_ms ~= '' and may_linger and (not other or other == member) then
-    local ms = math.min(tonumber(linger_ms), math.floor(hold * 4) + 50)
+    local ms = math.min(tonumber(linger_ms), longest_linger(hold))
     if not other then
       redis.call('DEL', baton)
     end
     redis.call('HSET', pace, 'lingers', member, 'lingers_until', text(now + ms))
     redis.call('ZADD', called, text(now + ms + RESERVED_MS), member)
-    -- Should its worker die, its message is handed out like that of anybody who was called.
+    -- Should its process die meanwhile, its message is handed out.
     redis.call('ZADD', due, 'LT', text(now + ms + AGAIN_MS), member)
     call_next(calls, 0)
-    return {'linger', ms, calls}
+    return {'linger', ms, ticket_of(member), calls}
   end
   if is_called and may_linger and linger_ms == '' then
     -- It was called in time, and there was no slot to wait in.
-    redis.call('HSET', pace, 'no_slot_until', text(now + 1000))
+    redis.call('HSET', pace, 'no_slot_until', text(now + 200))
   end
   redis.call('ZREM', called, member)
   if other == member then
     redis.call('HDEL', pace, 'lingers', 'lingers_until')
   end
-  return parked_reply(before and before.copy == copy and 'again' or 'line', who)
+  return parked_reply(before and before.copy == copy and before.by ~= owner and 'again' or 'line', who)
+end
+
+-- Whoever gathers is held back for others to come.
+local function hold_back()
+  if delay_ms ~= '' then
+    local since = tonumber(redis.call('HGET', pace, 'since_ms') or nil) or now
+    redis.call('HSET', pace, 'since_ms', text(since), 'ripe_ms', text(math.min(now + delay_ms, since + within_ms)))
+  end
 end
 
 -- Take the place of the waiting trigger into which others are coalesced, or follow it, or be the one. Returns a reply, if that
@@ -180,9 +198,14 @@ end
 local function gather()
   local current = redis.call('HGET', pace, 'gathers')
   current = current and redis.call('ZSCORE', line, current) and current
+  if merged_with ~= '' and not current then
+    -- It runs by itself, and so must this one.
+    return {'merge', '', '', ''}
+  end
   if current then
     local its, its_message = waiter(current)
     if which == 'first' then
+      hold_back()
       return follow(group_of(current), {now, string.match(current, '^[^\n]*'), '', now})
     elseif which == 'merged' and not (merged_with == current and merged_copy == its.copy) then
       return {'merge', current, its.copy, its_message}
@@ -191,6 +214,11 @@ local function gather()
     redis.call('ZREM', line, current)
     redis.call('ZREM', called, current)
     redis.call('ZADD', followers, group, current)
+    its.group, its.follows = nil, group
+    put_waiter(current, its, its_message)
+    if redis.call('HGET', pace, 'lingers') == current then
+      redis.call('HDEL', pace, 'lingers', 'lingers_until')
+    end
     put_by(group)
     give_ticket(ticket)
     if reserved then
@@ -202,10 +230,7 @@ local function gather()
     give_ticket()
     redis.call('HSET', pace, 'gathers', member, 'since_ms', text(now))
   end
-  if delay_ms ~= '' then
-    local since = tonumber(redis.call('HGET', pace, 'since_ms') or nil) or now
-    redis.call('HSET', pace, 'since_ms', text(since), 'ripe_ms', text(math.min(now + delay_ms, since + within_ms)))
-  end
+  hold_back()
 end
 
 -- Ask the holder to stop. Who has asked before and waits is told that its place is taken.
@@ -230,17 +255,17 @@ end
 -- Wait as the policy says for `first`, one of the holders, or for who is called, when a place is free.
 local function wait_for(who, first, all, is_unripe)
   if before and redis.call('ZSCORE', followers, member) then
-    return parked_reply('again', who)
+    return parked_reply(before.by == owner and 'group' or 'again', who)
   end
   if on_held == 'join' and digest ~= '' then
     for _, other in ipairs(all) do
       if other.digest == digest then
-        return follow(other.group, who)
+        return follow(other.group, {other.since, other.task, other.worker, other.ends})
       end
     end
     local twin = redis.call('HGET', pace, 'join:' .. digest)
     if twin and redis.call('ZSCORE', line, twin) then
-      return follow(group_of(twin), who)
+      return follow(group_of(twin), {now, string.match(twin, '^[^\n]*'), '', now})
     end
     redis.call('HSET', pace, 'join:' .. digest, member)
   elseif on_held == 'coalesce' and not about then

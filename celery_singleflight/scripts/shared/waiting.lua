@@ -1,21 +1,26 @@
 -- Those who wait for a lock key. Needs `time` and `holders`, and the keys
 --   pace       hash: hold_ms, the recent hold time; limit, how many may hold; ticket, the last one given; lingers and
---              lingers_until, who waits in its slot; no_slot_until, since no slot was
---              free for it; gathers, the waiting trigger that others are coalesced into, since_ms and
+--              lingers_until, who waits in its slot or is called to; no_slot_until,
+--              since no slot was free for it; gathers, the waiting trigger that others are coalesced into, since_ms and
 --              ripe_ms of its delay; replaces, the waiting trigger that has asked the holder to stop, whose fencing token is
 --              stop, and stop_by its task id; join:<digest>, who waits with that payload; ended:<group>, whose outcome is that
 --              of the group
 --   line       sorted set: trigger -> ticket
 --   called     sorted set: trigger -> store time in ms until which a place is reserved for it; its message is under way
 --   parked     hash: trigger -> a line of JSON, its message. The JSON has first, store time in ms of the first contention; copy,
---              of the message; group, of those who get its outcome; kind, its policy; leader, whose outcome it gets;
---              replaced, the task id of who has taken its place
+--              of the message; by, the owner token of the delivery that brought it; until_ms, when it has waited too long; kind,
+--              its policy; digest, of its payload; merged, when the message has arguments of others too; group, of those who get
+--              its outcome; follows, the group whose outcome it gets; leader, who that was, once it is there; again, that it was
+--              called twice; replaced, the task id of who has taken its place
 --   followers  sorted set: trigger -> group whose outcome it will get
 --   baton      list: there for whoever lingers, when a place is free
 --   due        sorted set: when the sweeper looks at a trigger, or as "\n<lock key>" at this lock key
 -- and the value `lock_key`.
+--
+-- Whoever waits is in `due`: when it has waited too long, when it should have come, or in half a day, so that its record does not
+-- go before it.
 
-local RESERVED_MS, AGAIN_MS, SHORT_MS, MOST_CALLED = 2000, 5000, 100, 16
+local RESERVED_MS, AGAIN_MS, SHORT_MS, LOOK_MS, MOST_ABSENT = 2000, 5000, 100, 43200000, 1000
 local attention = '\n' .. lock_key
 
 local function waiter(member)
@@ -53,10 +58,11 @@ local function forget_waiter(member)
   redis.call('HDEL', parked, member)
 end
 
--- Add to `calls` the message of a waiting trigger, to be published by whoever has called the script.
-local function hand_out(calls, member, about, message)
+-- Add to `calls` the message of a waiting trigger, to be published by whoever has called the script: a list of the trigger, its
+-- copy, since when it waits, the message, and for how many ms it may linger before it asks when it is called ahead of its turn.
+local function hand_out(calls, member, about, message, linger_ms)
   redis.call('ZADD', due, 'LT', text(now + AGAIN_MS), member)
-  calls[#calls + 1] = {member, about.copy, about.first, message}
+  calls[#calls + 1] = {member, about.copy, about.first, message, linger_ms or 0}
 end
 
 local function look_at(ms)
@@ -66,6 +72,36 @@ end
 local function lingerer()
   local member, until_ms = unpack(redis.call('HMGET', pace, 'lingers', 'lingers_until'))
   return member and tonumber(until_ms) > now and member
+end
+
+-- For how many ms a slot may wait, where runs are so short.
+local function longest_linger(hold)
+  return math.floor(hold * 4) + 50
+end
+
+-- Return those who were called and have not come in time, in order. Whoever had to publish their message may have died, so they
+-- are called again, once, before anybody behind them.
+local function late_ones()
+  local late, ticket = redis.call('ZRANGEBYSCORE', called, '-inf', text(now)), {}
+  for _, member in ipairs(late) do
+    ticket[member] = tonumber(redis.call('ZSCORE', line, member) or nil) or 0
+  end
+  table.sort(late, function(one, other) return ticket[one] < ticket[other] end)
+  return late
+end
+
+-- Of those who are called and have a ticket below this one: for how many a place is kept, and how many they are.
+local function called_before(ticket)
+  local kept, count = 0, 0
+  local all = redis.call('ZRANGE', called, 0, -1, 'WITHSCORES')
+  for n = 1, #all, 2 do
+    if (tonumber(redis.call('ZSCORE', line, all[n]) or nil) or ticket) < ticket then
+      local its = tonumber(all[n + 1]) <= now and waiter(all[n])
+      count = count + 1
+      kept = kept + ((its and its.again or its == nil) and 0 or 1)
+    end
+  end
+  return kept, count
 end
 
 -- Call those who are next: as many as there are places, and so many more where runs are short, to be there in time.
@@ -86,13 +122,37 @@ local function call_next(calls, ahead)
   end
   local live, first = holders_now()
   local lingers = lingerer()
-  if lingers and live < limit and redis.call('LLEN', baton) == 0 then
+  local its_ticket = lingers and live < limit and tonumber(redis.call('ZSCORE', line, lingers) or nil)
+  if its_ticket and called_before(its_ticket) < limit - live and redis.call('LLEN', baton) == 0 then
     redis.call('RPUSH', baton, '1')
     redis.call('PEXPIRE', baton, '2000')
   end
   local valid, all = redis.call('ZCOUNT', called, '(' .. text(now), '+inf'), redis.call('ZCARD', called)
-  local want = math.min(math.max(limit - live, 0) + ahead - valid, limit + MOST_CALLED - all, 20)
+  local free = math.max(limit - live, 0)
+  local want = math.min(free + ahead - valid, 20)
   local next_look = nil
+  local function call(member, about, message)
+    redis.call('ZADD', called, text(now + RESERVED_MS), member)
+    want, valid = want - 1, valid + 1
+    if valid > free then
+      redis.call('HSET', pace, 'lingers', member, 'lingers_until', text(now + RESERVED_MS))
+      hand_out(calls, member, about, message, longest_linger(hold))
+    elseif member ~= lingers then
+      hand_out(calls, member, about, message)
+    end
+  end
+  if want > 0 and all > valid then
+    for _, member in ipairs(late_ones()) do
+      local about, message = waiter(member)
+      if want > 0 and about and not about.again and not (member == gathers and (tonumber(ripe or nil) or 0) > now) then
+        about.again = true
+        put_waiter(member, about, message)
+        call(member, about, message)
+      end
+    end
+  end
+  -- Those who were called twice and have not come are passed, and take up no room but that of looking past them.
+  want = math.min(want, MOST_ABSENT + limit - all)
   if want > 0 and all < waiting then
     for _, member in ipairs(redis.call('ZRANGE', line, 0, all + want)) do
       if want > 0 and not redis.call('ZSCORE', called, member) then
@@ -101,11 +161,7 @@ local function call_next(calls, ahead)
         else
           local about, message = waiter(member)
           if about then
-            redis.call('ZADD', called, text(now + RESERVED_MS), member)
-            want, valid = want - 1, valid + 1
-            if member ~= lingers then
-              hand_out(calls, member, about, message)
-            end
+            call(member, about, message)
           else
             forget_waiter(member)
           end
@@ -131,7 +187,7 @@ local function answer_followers(calls, group, most)
     local about, message = waiter(some[n])
     redis.call('ZREM', followers, some[n])
     if about then
-      about.leader = leader
+      about.leader, about.follows = leader, group
       put_waiter(some[n], about, message)
       hand_out(calls, some[n], about, message)
     end
@@ -140,6 +196,32 @@ local function answer_followers(calls, group, most)
     redis.call('HDEL', pace, 'ended:' .. group)
   else
     look_at(now + RESERVED_MS)
+  end
+end
+
+-- Whether those of a group wait for nobody: who led it is neither among the holders nor in line.
+local function is_left_alone(group)
+  if redis.call('ZCARD', line) > 0 or redis.call('HEXISTS', pace, 'ended:' .. group) == 1 then
+    return false
+  end
+  local _, _, all = holders_now()
+  for _, holder in ipairs(all) do
+    if holder.group == group then
+      return false
+    end
+  end
+  return true
+end
+
+-- One of those who wait for the outcome of a group becomes the next to run, for the others too.
+local function lead(member, about, message, group)
+  redis.call('ZREM', followers, member)
+  about.group, about.follows = group, nil
+  put_waiter(member, about, message)
+  local head = redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')[2]
+  redis.call('ZADD', line, text((tonumber(head or nil) or clock[1] * 1000000 + clock[2]) - 1), member)
+  if about.kind == 'coalesce' then
+    redis.call('HSETNX', pace, 'gathers', member)
   end
 end
 
@@ -158,15 +240,9 @@ local function end_group(calls, group, leader, outcome)
     answer_followers(calls, group, 8)
     return
   end
+  if about then
+    return lead(first, about, message, group)
+  end
   redis.call('ZREM', followers, first)
-  if not about then
-    return end_group(calls, group, leader, outcome)
-  end
-  about.group = group
-  put_waiter(first, about, message)
-  local head = redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')[2]
-  redis.call('ZADD', line, text((tonumber(head or nil) or clock[1] * 1000000 + clock[2]) - 1), first)
-  if about.kind == 'coalesce' then
-    redis.call('HSETNX', pace, 'gathers', first)
-  end
+  return end_group(calls, group, leader, outcome)
 end

@@ -1,0 +1,42 @@
+"""What waits in the store and is revoked: the sweeper of every worker withdraws it, and the next one comes."""
+
+from __future__ import annotations
+
+import pytest
+from celery.worker import state
+
+from celery_singleflight.sweeper import Sweeper
+
+
+@pytest.fixture
+def revoke():
+    """Revoke an id, as a worker that is told to does."""
+    before = set(state.revoked.as_dict())
+    yield state.revoked.add
+    for task_id in set(state.revoked.as_dict()) - before:
+        state.revoked.discard(task_id)
+
+
+def test_when_a_called_one_is_revoked_the_next_is_called_at_once(place, revoke):
+    ran = []
+
+    def charge(number):
+        ran.append(number)
+
+    task = place.task(charge, lock_on=(), lock_name="charge", contention_policy="queue")
+    with place.held_elsewhere("charge") as give_back:
+        first, _ = task.delay(1), task.delay(2)
+        place.deliver_all()
+        give_back()
+        (called,) = place.messages()
+        assert called.headers["id"] == first.id
+        revoke(first.id)
+
+        Sweeper(place.app).look()
+
+        ids = {message.headers["id"]: message for message in place.messages()}
+        assert len(ids) == 2, "the revoked one once more, and the next"
+        for message in ids.values():
+            place.deliver(message)
+    assert ran == [2]
+    assert first.state == "REVOKED"
