@@ -54,8 +54,10 @@ if holder == owner and not outcome then
       redis.call('HSET', trigger, 'left_by', owner)
     end
     if again_ms == '' then
-      redis.call('HDEL', trigger, 'message')
-      redis.call('ZREM', due, member)
+      -- Without a message here its copy may be parked already, and stays due.
+      if redis.call('HDEL', trigger, 'message') > 0 then
+        redis.call('ZREM', due, member)
+      end
     elseif redis.call('HEXISTS', trigger, 'message') == 1 then
       redis.call('ZADD', due, text(now + again_ms), member)
     end

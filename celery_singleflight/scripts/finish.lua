@@ -107,6 +107,14 @@ if redis.call('EXISTS', pace) == 1 then
   -- What an outer holder goes on with is its own.
   local group = hold_ms ~= '' and mine and facts(mine).group or redis.call('HGET', trigger, 'group')
   end_group(calls, group, member, outcome)
+  local about, parked_message = waiter(member)
+  if about then
+    -- A copy was parked when this run was taken for dead: it waits no longer, and what follows is still to be sent.
+    forget_waiter(member)
+    redis.call('HSET', trigger, 'message', parked_message)
+    redis.call('ZADD', due, text(now + AGAIN_MS), member)
+    end_group(calls, about.group, member, outcome)
+  end
   call_next(calls, 1)
 end
 if #calls > 0 then

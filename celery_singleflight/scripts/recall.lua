@@ -22,7 +22,10 @@
 
 local about, message = waiter(member)
 if not about then
-  redis.call('ZREM', due, member)
+  -- It may have entered, or ended, since `rescue` found it parked: then its record has the message, and it stays due.
+  if redis.call('HEXISTS', trigger, 'message') == 0 then
+    redis.call('ZREM', due, member)
+  end
   redis.call('HDEL', trigger, 'parked')
   return {'gone'}
 end

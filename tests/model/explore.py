@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from model_promises import broken, is_over
 from model_scripts import Scripts
 from model_world import World
-from model_worlds import BIG, SMALL
+from model_worlds import BIG, SMALL, WAITING
 
 if TYPE_CHECKING:
     from model_config import Config, Step
@@ -125,7 +125,7 @@ def main() -> int:
     parser.add_argument("--big", action="store_true", help="larger worlds, for minutes")
     parser.add_argument("worlds", nargs="*", help="names of worlds; all when none is given")
     arguments = parser.parse_args()
-    worlds = BIG if arguments.big else SMALL
+    worlds = BIG if arguments.big else {**SMALL, **WAITING}
     failed = 0
     for name, config in worlds.items():
         if arguments.worlds and name not in arguments.worlds:

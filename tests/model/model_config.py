@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from model_scripts import Rules
+from model_parking import PARKING, Rules
 
 if TYPE_CHECKING:
-    from model_scripts import Reply
+    from model_parking import Reply
     from model_state import State
 
 #: Stages in which the body may have effects, and in which a run has begun and not ended.
 IN_BODY: Final = ("body", "worked")
 RUNNING: Final = (*IN_BODY, "finishing", "retried", "overtaken", "leaving", "exiting")
 #: Stages in which the child is at work, and may die alone.
-IN_CHILD: Final = ("new", "refusing", "blind", "waiting", *RUNNING, "telling", "told")
+IN_CHILD: Final = ("new", "lingering", "led", "refusing", "blind", "waiting", *RUNNING, "telling", "told")
 
 #: Stages in which an outcome is being passed on.
-ENDING: Final = ("new", "finishing", "telling", "told", "acknowledged")
+ENDING: Final = ("new", "led", "finishing", "telling", "told", "acknowledged")
 
 ALL_FAULTS: Final = frozenset(
     {
@@ -31,6 +31,8 @@ ALL_FAULTS: Final = frozenset(
         "store away",  # as a delivery enters; the script may have run
         "time limit",
         "second handout",  # of a message that waits in the broker
+        "early look",  # of a sweeper, at a waiting trigger that nothing is to be done for
+        "late",  # a message on its way for longer than a place is reserved, a slot that waits beyond its time
     }
 )
 
@@ -54,10 +56,24 @@ class Config(NamedTuple):
     shares_tags: bool = False
     #: How often the store may forget everything.
     forgets: int = 0
+    #: Whether runs are short, so that the one after the next is called ahead and may wait in its slot.
+    is_short: bool = False
+    #: How many of the waiting triggers may be revoked.
+    revokes: int = 0
 
     @property
     def rules(self) -> Rules:
-        return Rules(self.keys, self.policies, self.limit, self.max_deliveries)
+        return Rules(self.keys, self.policies, self.limit, self.max_deliveries, self.is_short)
+
+    @property
+    def parks(self) -> bool:
+        """Whether some trigger waits in the store."""
+        return any(self.rules.policy(trigger) in PARKING for trigger in range(len(self.keys)))
+
+    @property
+    def gathers(self) -> bool:
+        """Whether some trigger may get the outcome of another."""
+        return any(self.rules.policy(trigger) in ("coalesce", "join") for trigger in range(len(self.keys)))
 
 
 class Step(NamedTuple):

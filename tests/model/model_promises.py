@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from model_config import IN_BODY
+from model_promises_waits import broken_for_waiters, nobody_waits
 from model_state import BEFORE_FIRST, NONE
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def broken(config: Config, before: State, step: Step) -> str:
 
 def is_over(config: Config, state: State) -> bool:
     """Whether every trigger has its outcome, Celery was told, and nobody has anything left to do."""
-    if state.ready or any(state.workers) or not all(outcome for _, outcome in state.told):
+    if state.ready or any(state.workers) or not nobody_waits(state.store) or not all(outcome for _, outcome in state.told):
         return False
     return bool(config.forgets) or all(record.is_settled for record in state.store.records[: len(state.told)])
 
@@ -52,10 +53,13 @@ def _broken(config: Config, before: State, step: Step):  # noqa: C901, PLR0912, 
         if record.message != NONE and not record.is_settled and not store.due[trigger]:
             yield f"P3 no rescue: the message of trigger {trigger} is stored, and nobody will look at it"
 
-    worker = before.workers[step.where] if step.action == "enter" and step.reply[0] == "held" else None
+    worker = before.workers[step.where] if step.action.startswith("enter") and step.reply[0] == "held" else None
     known = worker and before.counted[worker.message.trigger]
     if worker and known and _are_siblings(known, worker.message):
         yield f"P3 copies multiply: two that were made from one go back, of trigger {worker.message.trigger}"
+
+    if config.parks:
+        yield from broken_for_waiters(config, before, step)
 
     message, most = _ran(before, step), config.max_deliveries
     if message is not None:
@@ -77,7 +81,7 @@ def _broken(config: Config, before: State, step: Step):  # noqa: C901, PLR0912, 
 
 def _ran(before: State, step: Step) -> Message | None:
     """Return the message of the body that starts with this step."""
-    if step.action != "enter" or step.reply[0] != "acquired":
+    if not step.action.startswith("enter") or step.reply[0] != "acquired":
         return None
     worker = before.workers[step.where]
     return worker.message if worker else None
@@ -97,7 +101,8 @@ def is_in_custody(state: State, trigger: int) -> bool:
         or any(message.trigger == trigger for message in state.ready)
         or any(worker is not None and worker.message.trigger == trigger for worker in state.workers)
         or (record.message != NONE and state.store.due[trigger])
-        or (state.handed is not None and state.handed.trigger == trigger)
+        or any(call.trigger == trigger for call in state.handed)
+        or any(waiter.trigger == trigger for waiter in state.store.waits.parked)
     )
 
 

@@ -6,60 +6,23 @@ whether a trigger is in the index of what is due. A broken variant overrides one
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-from model_state import EMPTY, NO_TICKET, NOBODY, NONE, Line, Store
+from model_entering import Entering
+from model_parking import with_calls
+from model_state import EMPTY, NO_TICKET, NOBODY, NONE
+from model_waits import NO_GROUP
 
 if TYPE_CHECKING:
-    from model_state import Message, Process, Record, Ticket
-
-Reply = tuple[Any, ...]
-
-
-class Rules(NamedTuple):
-    """What the scripts are told of the tasks."""
-
-    #: The explicit execution key of each trigger, if it has one.
-    keys: tuple[str | None, ...]
-    #: What contention means for each trigger: "wait", "skip" or "reject".
-    policies: tuple[str, ...]
-    limit: int
-    max_deliveries: int | None
-
-    def execution(self, trigger: int) -> int:
-        """Where the run record of the trigger is."""
-        key = self.keys[trigger]
-        return trigger if key is None else len(self.keys) + sorted({k for k in self.keys if k}).index(key)
-
-    @property
-    def places(self) -> int:
-        return len(self.keys) + len({key for key in self.keys if key})
+    from model_parking import Reply
+    from model_state import Process, Record, Store, Ticket
+    from model_waits import Call
 
 
-class Scripts:
-    """One method for each script."""
-
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
+class Scripts(Entering):
+    """One method for each script. The last part of a reply is what it tells to publish, if that is anything."""
 
     # What broken variants override.
-
-    def is_surplus(self, record: Record, message: Message) -> str:
-        if message.generation < record.generation:
-            return "generation"
-        if message.generation == record.generation and record.copy not in (NONE, message.copy, message.previous):
-            return "copy"
-        return ""
-
-    def is_asked_again(self, run: Record, process: Process) -> bool:
-        return run.owner == process.owner
-
-    def is_over(self, run: Record, *, is_own: bool) -> bool:
-        return is_own or bool(run.outcome)
-
-    def next_token(self, store: Store, given: Ticket) -> int:
-        # The clock is ahead of what the last server gave, and may stand still beside what this one did.
-        return store.fence + 1 if store.fence else given[0] + 1
 
     def is_anothers(self, run: Record, owner: int, *, is_forgotten: bool) -> bool:
         return bool(run.outcome) or is_forgotten or (run.has_attempt and run.owner != owner)
@@ -78,102 +41,20 @@ class Scripts:
     def put_off(self, store: Store, trigger: int) -> Store:
         return store.set_due(trigger, is_due=True)
 
+    def end_parked(self, store: Store, calls: list[Call], trigger: int, outcome: str) -> Store:
+        """A copy of a run that has ended was parked when the run was taken for dead."""
+        waiter = store.waits.waiter(trigger)
+        if waiter is None:
+            return store
+        store = store._replace(waits=store.waits.forget(trigger))
+        store = store.change(trigger, message=waiter.generation).set_due(trigger, is_due=True)
+        return self.end_group(store, calls, waiter.group, trigger, outcome)
+
+    def is_left_due(self, store: Store, trigger: int) -> bool:
+        """Whether a trigger that is not parked any more has a message that is looked after."""
+        return store.due[trigger] and store.records[trigger].message != NONE
+
     # The scripts.
-
-    def enter(self, store: Store, process: Process, given: Ticket) -> tuple[Store, Reply]:
-        message = process.message
-        trigger, place = message.trigger, self.rules.execution(message.trigger)
-        run, own = store.records[place], store.records[trigger]
-        if run.owner != NOBODY and run.is_live and self.is_asked_again(run, process):
-            return store, ("acquired", run.ticket)
-        why = self.is_surplus(own, message)
-        if why:
-            return store, ("surplus", why)
-        if NONE != own.generation < message.generation:
-            store = store.change(trigger, died=0, left_by=NOBODY)
-            run, own = store.records[place], store.records[trigger]
-        is_own = bool(own.outcome) and (place == trigger or own.outcome != "succeeded" or own.is_settled or bool(run.outcome))
-        if self.is_over(run, is_own=is_own):
-            return self._answer(store, process, own.outcome if is_own else run.outcome)
-        if run.owner != NOBODY and run.is_live:
-            return self._held(store, process, self._what(run.runs, trigger, run.run_generation, message, "execution"))
-        died = own.died
-        if run.owner != NOBODY and run.runs == trigger and run.run_generation == message.generation:
-            died += 1
-        if self.rules.max_deliveries is not None and died >= self.rules.max_deliveries:
-            if place != trigger and run.runs == trigger:
-                store = store.forget(place)
-            store = self._end(store, process, "dead-lettered").change(trigger, is_settled=False, died=died)
-            store = store.change(trigger, owner=NOBODY, is_live=False, ticket=NO_TICKET)
-            return store, ("ended", "dead-lettered", False)
-        return self._take(store, process, given, died)
-
-    def _answer(self, store: Store, process: Process, outcome: str) -> tuple[Store, Reply]:
-        """The trigger or its execution is over."""
-        message, owner = process.message, process.owner
-        own = store.records[message.trigger]
-        if own.outcome and not own.is_settled and own.by != owner and own.is_fresh:
-            return self._remember(store, message), ("held", "own")
-        if not own.outcome:
-            store = self._remember(store, message).change(message.trigger, outcome=outcome, by=owner, is_fresh=True)
-        elif own.by != owner:
-            store = store.change(message.trigger, by=owner, is_fresh=True)
-        store = store if own.is_settled else self._keep_message(store, message)
-        return store, ("ended", outcome, own.is_settled)
-
-    def _take(self, store: Store, process: Process, given: Ticket, died: int) -> tuple[Store, Reply]:
-        """Nothing of the trigger is in the way: a lease for it, if a place is free."""
-        message, owner = process.message, process.owner
-        trigger, place = message.trigger, self.rules.execution(message.trigger)
-        line = store.line(owner)
-        if line and line.is_live:
-            ticket = line.ticket
-        else:
-            live = tuple(line for line in store.lease if line.is_live)
-            if len(live) >= self.rules.limit:
-                newest = store.records[trigger].generation
-                newest = message.generation if newest == NONE else newest
-                return self._held(store, process, self._what(live[0].trigger, trigger, newest, message, "lock"))
-            ticket = self.next_token(store, given), given[1] + 1
-            line = Line(owner, is_live=True, ticket=ticket, trigger=trigger)
-            store = store._replace(lease=(*live, line), fence=ticket[0])
-        if store.records[trigger].outcome:
-            store = store.change(trigger, outcome="", is_settled=False, by=NOBODY, is_fresh=False)
-        facts = {"owner": owner, "is_live": True, "ticket": ticket, "has_attempt": True, "runs": trigger}
-        store = store.change(place, **facts, run_generation=message.generation)
-        store = store.change(trigger, died=died, left_by=NOBODY, has_run=place != trigger)
-        return self._keep_message(self._remember(store, message), message), ("acquired", ticket)
-
-    def _what(self, runs: int, trigger: int, generation: int, message: Message, other: str) -> str:
-        """What is in the way, for a trigger that may be its own forerunner."""
-        if runs != trigger:
-            return other
-        return "predecessor" if message.generation > generation else "own"
-
-    def _remember(self, store: Store, message: Message) -> Store:
-        return store.change(message.trigger, generation=message.generation, copy=message.copy)
-
-    def _keep_message(self, store: Store, message: Message) -> Store:
-        return store.change(message.trigger, message=message.generation).set_due(message.trigger, is_due=True)
-
-    def _end(self, store: Store, process: Process, outcome: str) -> Store:
-        store = self._remember(store, process.message)
-        store = store.change(process.message.trigger, outcome=outcome, by=process.owner, is_fresh=True)
-        return self._keep_message(store, process.message)
-
-    def _held(self, store: Store, process: Process, what: str) -> tuple[Store, Reply]:
-        message, trigger = process.message, process.message.trigger
-        is_newcomer = what in ("lock", "execution")
-        place = self.rules.execution(trigger)
-        has_run = store.records[trigger].has_run if place != trigger else store.records[place].has_attempt
-        ending = {"skip": "skipped", "reject": "rejected"}.get(self.rules.policies[trigger])
-        if is_newcomer and ending and not has_run and message.generation == 0:
-            store = self._end(store, process, ending).change(trigger, is_settled=False)
-            return store, ("ended", ending, False)
-        store = self._remember(store, message)
-        if is_newcomer and store.records[trigger].message != NONE:
-            store = store.change(trigger, message=NONE).set_due(trigger, is_due=False)
-        return store, ("held", what)
 
     def renew(self, store: Store, process: Process) -> tuple[Store, Reply]:
         line = store.line(process.owner)
@@ -197,6 +78,8 @@ class Scripts:
             return store, ("refused",)
         if store.line(owner) is None and self.is_taken(store, process.ticket):
             return store, ("refused",)
+        line = store.line(owner)
+        group = line.group if line else own.group
         store = self.release(store, owner)
         if place != trigger:
             if outcome == "succeeded":
@@ -204,7 +87,13 @@ class Scripts:
             else:
                 store, place = store.forget(place), trigger
         facts = {"owner": NOBODY, "is_live": False, "ticket": NO_TICKET}
-        return store.change(place, **facts, outcome=outcome, by=owner, is_fresh=True), ("finished",)
+        store = store.change(place, **facts, outcome=outcome, by=owner, is_fresh=True)
+        calls: list[Call] = []
+        if store.waits.pace:
+            store = store._replace(waits=store.waits._replace(knows_hold=True))
+            store = self.end_group(store, calls, group, trigger, outcome)
+            store = self.call_next(self.end_parked(store, calls, trigger, outcome), calls, 1)
+        return store, with_calls(("finished",), calls)
 
     def abandon(
         self, store: Store, process: Process, *, generation: int = NONE, again: bool = False, died: bool = False
@@ -215,17 +104,29 @@ class Scripts:
         run, own = store.records[place], store.records[trigger]
         if died and not run.outcome and owner in (run.owner, own.left_by) and run.run_generation == own.generation:
             store = store.change(trigger, died=own.died + 1, left_by=NOBODY)
-        if run.owner == owner and not run.outcome:
+        is_left = run.owner == owner and not (run.outcome or own.outcome)
+        if is_left:
             store = store.change(place, owner=NOBODY, is_live=False, ticket=NO_TICKET)
             if not died:
                 store = store.change(trigger, left_by=owner)
             if not again:
-                store = store.change(trigger, message=NONE).set_due(trigger, is_due=False)
+                store = self.leave_message(store, trigger)
             elif own.message != NONE:
                 store = store.set_due(trigger, is_due=True)
         if store.records[trigger] != EMPTY and generation > store.records[trigger].generation:
             store = store.change(trigger, generation=generation, copy=NONE, died=0, left_by=NOBODY)
-        return store, ("abandoned",)
+        if again:
+            return self._call_ahead(store, ("abandoned",))
+        calls: list[Call] = []
+        waiter = store.waits.waiter(trigger)
+        if waiter and waiter.by == owner:
+            # It was parked, and the one that asked has not been told so.
+            store = store._replace(waits=store.waits.forget(trigger)).change(trigger, is_parked=False)
+            store = self.end_group(store, calls, waiter.group, trigger, "")
+        if is_left and generation == NONE:
+            # A retry comes again by itself; any other message may be gone.
+            store = self.end_group(store.change(trigger, group=NO_GROUP), calls, own.group, trigger, "")
+        return self._call_ahead(store, ("abandoned",), calls)
 
     def conclude(self, store: Store, process: Process, outcome: str, *, release: bool, is_told: bool) -> tuple[Store, Reply]:
         owner, trigger = process.owner, process.message.trigger
@@ -235,20 +136,35 @@ class Scripts:
         run, own = store.records[place], store.records[trigger]
         if place != trigger and run.owner == owner and release and (not own.outcome or own.concluded_by == owner):
             store = store.forget(place)
-        if own.concluded_by == owner:
-            return self._settle(store, trigger) if is_told else store, ("concluded",)
+        if own.concluded_by == owner or (is_told and own.outcome == outcome):
+            return self._call_ahead(self._settle(store, trigger) if is_told else store, ("concluded",))
         if own.outcome or own == EMPTY:
-            return store, ("refused",)
+            is_attended = store.waits.is_attended or bool(store.waits.parked)
+            return store._replace(waits=store.waits._replace(is_attended=is_attended)), ("refused",)
         if run.owner not in (NOBODY, owner) and run.runs == trigger and run.is_live:
             return store, ("refused",)
         by = owner if release and not is_told else NOBODY
-        store = store.change(trigger, owner=NOBODY, is_live=False, ticket=NO_TICKET, outcome=outcome, is_fresh=True)
-        store = store.change(trigger, by=by, concluded_by=owner)
+        store = store.change(trigger, owner=NOBODY, is_live=False, ticket=NO_TICKET, outcome=outcome)
+        # Nobody is about to send what follows a revocation, and it is not waited for.
+        store = store.change(trigger, by=by, concluded_by=owner, is_fresh=outcome != "revoked")
+        waiter, group = store.waits.waiter(trigger), own.group
+        if waiter:
+            store = store._replace(waits=store.waits.forget(trigger)).change(trigger, message=waiter.generation)
+            group = waiter.group or group
         if is_told:
             store = self._settle(store, trigger)
-        elif own.message != NONE:
+        elif store.records[trigger].message != NONE:
             store = store.set_due(trigger, is_due=True)
-        return store, ("concluded",)
+        calls: list[Call] = []
+        lease = tuple(line._replace(group=NO_GROUP) if line.owner == owner else line for line in store.lease)
+        store = self.end_group(store._replace(lease=lease), calls, group, trigger, outcome)
+        return self._call_ahead(store, ("concluded",), calls)
+
+    def _call_ahead(self, store: Store, reply: Reply, calls: list[Call] | None = None) -> tuple[Store, Reply]:
+        calls = [] if calls is None else calls
+        if store.waits.pace:
+            store = self.call_next(store, calls, 1)
+        return store, with_calls(reply, calls)
 
     def _settle(self, store: Store, trigger: int, message: int = NONE) -> Store:
         return store.change(trigger, is_settled=True, message=message).set_due(trigger, is_due=False)
@@ -262,9 +178,58 @@ class Scripts:
 
     def rescue(self, store: Store, trigger: int) -> tuple[Store, Reply]:
         own, run = store.records[trigger], store.records[self.rules.execution(trigger)]
+        if own.is_parked and own.message == NONE and not own.outcome:
+            return store.set_due(trigger, is_due=True), ("parked",)
         if own.message == NONE or own.is_settled:
             return store.set_due(trigger, is_due=False), ("gone",)
         is_later = own.is_fresh if own.outcome else self.is_running(run, trigger)
         if is_later:
             return store.set_due(trigger, is_due=True), ("later",)
         return self.put_off(store, trigger), ("message", own.message, own.copy, own.outcome)
+
+    def recall(self, store: Store, trigger: int) -> tuple[Store, Reply]:
+        waiter = store.waits.waiter(trigger)
+        if waiter is None:
+            is_due = self.is_left_due(store, trigger)
+            return store.change(trigger, is_parked=False).set_due(trigger, is_due=is_due), ("gone",)
+        if waiter.leader == NONE and not store.waits.is_called(trigger):
+            group = dict(store.waits.followers).get(trigger, NO_GROUP)
+            if group and self.is_left_alone(store, group):
+                store = self.lead(store, waiter, group)
+                store = store._replace(waits=store.waits._replace(is_attended=True))
+            return store, ("later",)
+        return self.put_off(store, trigger), ("message", waiter.generation, waiter.copy)
+
+    def attend(self, store: Store) -> tuple[Store, Reply]:
+        calls: list[Call] = []
+        for trigger, is_reserved in store.waits.called:
+            # Whoever is due no more has come by another lock key.
+            if not (is_reserved or store.due[trigger]):
+                waiter = store.waits.waiter(trigger)
+                store = store._replace(waits=store.waits.forget(trigger))
+                store = self.end_group(store, calls, waiter.group if waiter else NO_GROUP, trigger, "")
+        return self.call_next(store, calls, 0), with_calls(("attended",), calls)
+
+    def follow(self, store: Store, process: Process, leader: int) -> tuple[Store, Reply]:
+        trigger, calls = process.message.trigger, []
+        own, led = store.records[trigger], store.records[leader]
+        place = self.rules.execution(leader)
+        has_value = led.outcome != "succeeded" or place == leader or store.records[place].outcome == "succeeded"
+        waiter = store.waits.waiter(trigger)
+        if own.outcome and not own.is_settled and own.by != process.owner and own.is_fresh:
+            return store, ("gone",)
+        has_joined = waiter is not None and waiter.kind == "join"
+        if led.outcome not in ("succeeded", "failed") or not has_value or (led.outcome == "failed" and has_joined):
+            store = store._replace(waits=store.waits.forget(trigger))
+            store = store.change(trigger, outcome="", led_by=NONE, is_settled=False, by=NOBODY)
+            return store._replace(waits=store.waits._replace(is_attended=True)), ("gone",)
+        outcome = own.outcome
+        if not outcome:
+            outcome = "coalesced" if waiter and waiter.kind == "coalesce" else led.outcome
+            message = process.message
+            store = store.change(trigger, outcome=outcome, led_by=leader, generation=message.generation, copy=message.copy)
+        store = store.change(trigger, by=process.owner, is_fresh=True)
+        if not own.is_settled:
+            store = store.change(trigger, message=process.message.generation).set_due(trigger, is_due=True)
+        store = self.call_next(store._replace(waits=store.waits.forget(trigger)), calls, 0)
+        return store, with_calls(("ended", outcome, own.is_settled), calls)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from model_waits import NO_GROUP, NOBODY_WAITS, NONE as _NONE, Call, Waits
+
 #: Owner tokens and copies are counted from 1. These stand for none.
 NOBODY: Final = 0
 #: An owner that is gone for good: no later request comes with its token.
@@ -12,7 +14,7 @@ SOMEBODY: Final = -1
 FIRST: Final = 0
 BEFORE_FIRST: Final = -1
 #: No copy, no generation, no trigger.
-NONE: Final = -2
+NONE: Final = _NONE
 
 #: A fencing token, and for the judges the true number of the acquisition.
 Ticket = tuple[int, int]
@@ -30,14 +32,17 @@ class Message(NamedTuple):
     copy: int = FIRST
     previous: int = BEFORE_FIRST
     generation: int = 0
+    #: Whether it was called ahead of its turn, and may wait in its slot before it asks.
+    is_ahead: bool = False
 
 
 class Process(NamedTuple):
     """A worker with one delivery.
 
     Stages of a run: new, body, worked, retried or overtaken, leaving. Of a trigger with an outcome: telling, told, settled
-    or acknowledged. Of the others: waiting, done. Of a child that died, for which the main process acts: exiting, dead,
-    released. Of a delivery whose store is away: refusing, blind.
+    or acknowledged. Of one that waits in its slot: lingering. Of one that gets another's outcome: led. Of the others: waiting,
+    done. Of a child that died, for which the main process acts: exiting, dead, released; calling, if it has only calls to
+    publish. Of a delivery whose store is away: refusing, blind.
     """
 
     stage: str
@@ -51,8 +56,15 @@ class Process(NamedTuple):
     outcome: str = ""
     #: What the main process has still to do for a child past its hard time limit: to tell, to settle, to kill.
     doom: str = ""
-    #: Whether the trigger entered with this delivery, so that it goes on even if the broker never gives the message out again.
+    #: Whether the trigger entered or was parked with this delivery, so that it goes on even if the broker never gives the
+    #: message out again.
     has_entered: bool = False
+    #: The messages of those who are next, still to be published.
+    calls: tuple[Call, ...] = ()
+    #: Whether its slot may wait for a place.
+    may_linger: bool = False
+    #: Whose outcome it gets.
+    leader: int = NONE
 
 
 class Line(NamedTuple):
@@ -62,6 +74,7 @@ class Line(NamedTuple):
     is_live: bool
     ticket: Ticket
     trigger: int
+    group: int = NO_GROUP
 
 
 class Record(NamedTuple):
@@ -86,19 +99,24 @@ class Record(NamedTuple):
     died: int = 0
     left_by: int = NOBODY
     concluded_by: int = NOBODY
+    #: Whether it has been parked and has not entered since; those who get its outcome; and whose outcome it has.
+    is_parked: bool = False
+    group: int = NO_GROUP
+    led_by: int = NONE
 
 
 EMPTY: Final = Record()
 
 
 class Store(NamedTuple):
-    """The store: one lock key, the records, and the index of what is due."""
+    """The store: one lock key, who waits for it, the records, and the index of what is due."""
 
     lease: tuple[Line, ...]
     fence: int
     #: Of each trigger, then of each explicit execution key.
     records: tuple[Record, ...]
     due: tuple[bool, ...]
+    waits: Waits = NOBODY_WAITS
 
     def change(self, place: int, **facts: object) -> Store:
         record = self.records[place]._replace(**facts)  # type: ignore[arg-type]  # the names are those of a Record, each with its own type
@@ -126,9 +144,11 @@ class State(NamedTuple):
     ready: tuple[Message, ...]
     workers: tuple[Process | None, ...]
     #: What a sweeper has in its hands.
-    handed: Message | None
+    handed: tuple[Call, ...]
     faults: int
     forgets: int
+    #: How many of the waiting triggers may still be revoked.
+    revokes: int
     #: The greatest fencing token and the number of acquisitions; those of the last write to each resource.
     given: Ticket
     fenced: Ticket
@@ -140,6 +160,8 @@ class State(NamedTuple):
     deaths: tuple[tuple[int, ...], ...]
     #: The last message of each trigger that went back to the broker.
     counted: tuple[Message | None, ...]
+    #: Those in line whose reservation has run out.
+    overdue: frozenset[int]
     #: The last name that was given to an owner or a copy.
     names: int
 
@@ -153,8 +175,9 @@ def take(state: State, message: Message) -> State:
     return state._replace(ready=(*state.ready[:place], *state.ready[place + 1 :]))
 
 
-def with_copy(state: State, message: Message) -> State:
-    copy = message._replace(copy=state.names + 1, previous=message.copy)
+def with_copy(state: State, message: Message | Call) -> State:
+    is_ahead = isinstance(message, Call) and message.is_ahead
+    copy = Message(message.trigger, state.names + 1, message.copy, message.generation, is_ahead)
     return state._replace(ready=(*state.ready, copy), names=state.names + 1)
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from model_config import Step
+from model_parking import calls_in
 from model_scripts import Scripts
-from model_state import BEFORE_FIRST, FIRST, NO_TICKET, Message, Process, put, with_copy
+from model_state import BEFORE_FIRST, FIRST, NO_TICKET, NONE, SOMEBODY, Message, Process, put, with_copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from model_config import Config
-    from model_scripts import Reply
+    from model_parking import Reply
     from model_state import State
 
 
@@ -28,25 +29,60 @@ class Workers:
         self.scripts = scripts(config.rules)
 
     def of_worker(self, state: State, slot: int, worker: Process) -> Iterator[Step]:
+        if worker.calls:
+            yield from self._calling_on(state, slot, worker)
+            return
         if worker.doom:
             yield from self._doomed(state, slot, worker)
         yield from getattr(self, f"_{worker.stage}")(state, slot, worker)
 
+    def _calling_on(self, state: State, slot: int, worker: Process) -> Iterator[Step]:
+        """The messages of those who are next are published, one by one, before anything else."""
+        call, *calls = worker.calls
+        then = worker._replace(calls=tuple(calls))
+        yield self._step("call", with_copy(state, call), slot, None if not calls and worker.stage == "calling" else then)
+
     def _new(self, state: State, slot: int, worker: Process) -> Iterator[Step]:
-        store, reply = self.scripts.enter(state.store, worker, state.given)
+        yield from self._entering(state, slot, worker, "enter", linger=False)
+        if worker.may_linger and state.store.waits.knows_hold:
+            yield from self._entering(state, slot, worker, "enter lingering", linger=True)
+
+    def _entering(self, state: State, slot: int, worker: Process, action: str, *, linger: bool) -> Iterator[Step]:
+        """Ask for the lease; with a slot that is free for as long as it may linger, or without one."""
+        store, reply = self.scripts.enter(state.store, worker, state.given, linger=linger)
         after = state._replace(store=store)
         if reply[0] == "acquired":
             after = after._replace(given=max(state.given, reply[1]))
             stage = "body" if self.config.has_effects else "worked"
-            worker = worker._replace(stage=stage, ticket=reply[1], believes=True, has_entered=True)
+            then = worker._replace(stage=stage, ticket=reply[1], believes=True, has_entered=True)
         elif reply[0] == "held":
             after = after._replace(counted=put(state.counted, worker.message.trigger, worker.message))
-            worker = worker._replace(stage="waiting")
+            then = worker._replace(stage="waiting")
         elif reply[0] == "ended" and not reply[2]:
-            worker = worker._replace(stage="telling", outcome=reply[1], has_entered=True)
+            then = worker._replace(stage="telling", outcome=reply[1], has_entered=True)
+        elif reply[0] == "linger":
+            then = worker._replace(stage="lingering", has_entered=True)
+        elif reply[0] == "led":
+            then = worker._replace(stage="led", leader=reply[1])
         else:
-            worker = worker._replace(stage="done")
-        yield from self._called("enter", after, slot, worker, reply)
+            then = worker._replace(stage="done", has_entered=worker.has_entered or reply[0] == "parked")
+        yield from self._called(action, after, slot, then, reply, unheard=worker)
+
+    def _lingering(self, state: State, slot: int, worker: Process) -> Iterator[Step]:
+        """It asks again when it is told that a place may be free, or when it has waited for long enough."""
+        asking, waits = worker._replace(stage="new"), state.store.waits
+        if waits.has_baton:
+            store = state.store._replace(waits=waits._replace(has_baton=False))
+            yield self._step("baton", state._replace(store=store), slot, asking)
+        yield self._step("linger no more", state, slot, asking._replace(may_linger=False))
+
+    def _led(self, state: State, slot: int, worker: Process) -> Iterator[Step]:
+        store, reply = self.scripts.follow(state.store, worker, worker.leader)
+        then = worker._replace(stage="new", leader=NONE)
+        if reply[0] == "ended":
+            is_settled = reply[2]
+            then = then._replace(stage="done" if is_settled else "telling", outcome=reply[1], has_entered=True)
+        yield from self._called("follow", state._replace(store=store), slot, then, reply, unheard=worker)
 
     def _body(self, state: State, slot: int, worker: Process) -> Iterator[Step]:
         after = state._replace(unfenced=worker.ticket[1])
@@ -154,6 +190,9 @@ class Workers:
     def _killed(self, *_: Any) -> tuple[Step, ...]:
         return ()
 
+    def _calling(self, *_: Any) -> tuple[Step, ...]:
+        return ()
+
     # A delivery whose store does not answer goes back as it is; what it may have got is given back, if that can be.
 
     def _refusing(self, state: State, slot: int, worker: Process) -> Iterator[Step]:
@@ -175,6 +214,13 @@ class Workers:
             yield Step(f"{action}, reply lost", slot, reply, lost, is_fault=True)
 
     def _step(self, action: str, after: State, slot: int, worker: Process | None, reply: Reply = ()) -> Step:
+        calls = calls_in(reply)
+        if calls and worker is None:
+            leaving = after.workers[slot]
+            assert leaving
+            worker = Process("calling", leaving.message, SOMEBODY, is_unacked=False)
+        if calls and worker:
+            worker = worker._replace(calls=calls)
         return Step(action, slot, reply, self.put(after, slot, worker))
 
     def _acknowledge(self, state: State, slot: int, worker: Process) -> State:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from model_config import ENDING, IN_BODY, IN_CHILD, RUNNING, Step
+from model_parking import PARKING
 from model_state import EMPTY, NO_TICKET, NONE, NOTHING_TOLD, Message, Process, State, Store, expired, put, take
+from model_sweeper import Sweeper
 from model_symmetry import canonical
-from model_workers import Workers
+from model_waits import NOBODY_WAITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from model_waits import Waits
 
-class World(Workers):
+
+class World(Sweeper):
     """Every step that can be taken from a state."""
 
     def start(self) -> State:
@@ -23,9 +27,10 @@ class World(Workers):
             store=Store((), 0, (EMPTY,) * config.rules.places, (False,) * count),
             ready=tuple(Message(trigger) for trigger in range(count)),
             workers=(None,) * config.workers,
-            handed=None,
+            handed=(),
             faults=config.faults,
             forgets=config.forgets,
+            revokes=config.revokes,
             given=NO_TICKET,
             fenced=NO_TICKET,
             unfenced=0,
@@ -33,18 +38,24 @@ class World(Workers):
             told=(NOTHING_TOLD,) * count,
             counted=(None,) * count,
             deaths=((0,) * (config.retries + 1),) * count,
+            overdue=frozenset(),
             names=0,
         )
 
     def canonical(self, state: State) -> State:
-        return canonical(state, self.config.limit, counts_deaths=self.config.max_deliveries is not None)
+        return canonical(state, self.config)
 
     def steps(self, state: State) -> Iterator[Step]:
         idle = next((slot for slot, worker in enumerate(state.workers) if worker is None), None)
         if idle is not None:
             for message in sorted(set(state.ready)):
-                process = Process("new", message, owner=state.names + 1)
-                yield Step("deliver", idle, (), self.put(take(state, message), idle, process)._replace(names=state.names + 1))
+                may_linger = self._may_linger(message.trigger)
+                process = Process("new", message, owner=state.names + 1, may_linger=may_linger)
+                after = take(state, message)._replace(names=state.names + 1)
+                yield Step("deliver", idle, (), self.put(after, idle, process))
+                if message.is_ahead and may_linger:
+                    lingering = process._replace(stage="lingering")
+                    yield Step("deliver to a free slot", idle, (), self.put(after, idle, lingering))
         for slot, worker in enumerate(state.workers):
             if worker:
                 yield from self.of_worker(state, slot, worker)
@@ -54,37 +65,18 @@ class World(Workers):
         yield from self._time(state)
         if state.forgets:
             store = Store((), 0, (EMPTY,) * len(state.store.records), (False,) * len(state.store.due))
+            store = store._replace(waits=NOBODY_WAITS._replace(groups=state.store.waits.groups))
             yield Step("forget", NONE, (), state._replace(store=store, forgets=state.forgets - 1))
 
-    def _sweeper(self, state: State) -> Iterator[Step]:
-        if state.handed:
-            yield Step("sweeper publishes", NONE, (), state._replace(ready=(*state.ready, state.handed), handed=None))
-            if state.faults and "sweeper dies" in self.config.kinds:
-                yield Step("sweeper dies", NONE, (), state._replace(handed=None, faults=state.faults - 1), is_fault=True)
-            return
-        for trigger, is_due in enumerate(state.store.due):
-            if not is_due:
-                continue
-            store, reply = self.scripts.rescue(state.store, trigger)
-            after = state._replace(store=store)
-            if reply[0] != "message":
-                yield Step("rescue", trigger, reply, after)
-                continue
-            handed = Message(trigger, state.names + 1, reply[2], reply[1])
-            after = after._replace(handed=handed, names=state.names + 1)
-            if not self._is_on_its_way(state, trigger):
-                yield Step("rescue", trigger, reply, after)
-            elif state.faults and "second handout" in self.config.kinds:
-                yield Step("rescue", trigger, reply, after._replace(faults=state.faults - 1), is_fault=True)
+    def _may_linger(self, trigger: int) -> bool:
+        return self.config.is_short and self.config.rules.policy(trigger) in PARKING
 
     def _is_on_its_way(self, state: State, trigger: int) -> bool:
         """Handing out again comes late, with pauses that double: what the broker has arrives first, but for a fault."""
-        held = [
-            w.message
-            for w in state.workers
-            if w and w.stage in ("new", "refusing", "blind", "waiting", "overtaken", "released")
-        ]
-        return any(message.trigger == trigger for message in (*state.ready, *held))
+        stages = ("new", "lingering", "led", "refusing", "blind", "waiting", "overtaken", "released")
+        held = [worker.message for worker in state.workers if worker and worker.stage in stages]
+        calls = [call for worker in state.workers if worker for call in worker.calls]
+        return any(message.trigger == trigger for message in (*state.ready, *held, *calls))
 
     def _time(self, state: State) -> Iterator[Step]:
         alive = {w.owner: (slot, w) for slot, w in enumerate(state.workers) if w}
@@ -100,6 +92,33 @@ class World(Workers):
                     yield Step("grace", trigger, (), after)
                 elif state.faults and "pause" in self.config.kinds:
                     yield Step("grace", trigger, (), after._replace(faults=state.faults - 1), is_fault=True)
+        yield from self._time_of_waits(state)
+
+    def _time_of_waits(self, state: State) -> Iterator[Step]:
+        waits = state.store.waits
+        lingering = {w.message.trigger for w in state.workers if w and w.stage == "lingering"}
+        for trigger, is_reserved in waits.called:
+            if is_reserved:
+                is_late = trigger in lingering or self._is_on_its_way(state, trigger)
+                after = waits.call(trigger, is_reserved=False)
+                after = after._replace(is_lingering=waits.is_lingering and waits.lingers != trigger)
+                late = state._replace(overdue=state.overdue | {trigger})
+                yield from self._passing(late, "reserved", trigger, after, is_late=is_late)
+        if waits.is_lingering:
+            is_late = waits.lingers in lingering
+            yield from self._passing(state, "lingers", NONE, waits._replace(is_lingering=False), is_late=is_late)
+        if waits.has_baton and not lingering:
+            yield from self._passing(state, "baton is gone", NONE, waits._replace(has_baton=False), is_late=False)
+        if waits.no_slot:
+            yield from self._passing(state, "slot again", NONE, waits._replace(no_slot=False), is_late=False)
+
+    def _passing(self, state: State, action: str, where: int, waits: Waits, *, is_late: bool) -> Iterator[Step]:
+        """Time passes: a fault only where somebody is on its way."""
+        after = state._replace(store=state.store._replace(waits=waits))
+        if not is_late:
+            yield Step(action, where, (), after)
+        elif state.faults and "late" in self.config.kinds:
+            yield Step(action, where, (), after._replace(faults=state.faults - 1), is_fault=True)
 
     def _faults(self, state: State, slot: int, worker: Process) -> Iterator[Step]:
         kinds, spent = self.config.kinds, state._replace(faults=state.faults - 1)
@@ -112,10 +131,10 @@ class World(Workers):
             if worker.is_unacked and worker.has_entered and not self.config.forgets:
                 yield Step("worker and message die", slot, (), died, is_fault=True)
         if "child dies" in kinds and worker.stage in IN_CHILD and not worker.doom:
-            dead = worker._replace(stage="dead", ticket=NO_TICKET, believes=False, outcome="")
+            dead = worker._replace(stage="dead", ticket=NO_TICKET, believes=False, outcome="", calls=(), leader=NONE)
             yield Step("child dies", slot, (), self.put(self._count_death(spent, worker), slot, dead), is_fault=True)
         if "exit" in kinds and worker.stage in IN_BODY and not worker.doom:
-            exiting = worker._replace(stage="exiting", ticket=NO_TICKET, believes=False)
+            exiting = worker._replace(stage="exiting", ticket=NO_TICKET, believes=False, calls=())
             yield Step("exit", slot, (), self.put(self._count_death(spent, worker), slot, exiting), is_fault=True)
         if "pause" in kinds and worker.stage in ("new", *RUNNING):
             line = state.store.line(worker.owner)

@@ -34,6 +34,38 @@ SMALL: Final[dict[str, Config]] = {
     "deaths beside a retry": _ONE._replace(retries=1, max_deliveries=2, kinds=_DEATHS),
 }
 
+_QUEUE: Final = Config(keys=(None, None), policies=("queue", "queue"), has_effects=False, faults=1)
+_LINE: Final = _QUEUE._replace(keys=(None,) * 3, policies=("queue",) * 3, faults=0)
+_LATE: Final = frozenset({"late"})
+_ANY_END: Final = ("succeeded", "failed")
+
+#: Those who wait in the store. Together well under a minute.
+WAITING: Final[dict[str, Config]] = {
+    "a line of three": _LINE,
+    "a queue, any fault": _QUEUE,
+    "a queue of short runs, any fault": _QUEUE._replace(is_short=True),
+    "a line, late messages": _LINE._replace(faults=2, kinds=_LATE),
+    "a line of short runs, a late message": _LINE._replace(faults=1, kinds=_LATE, is_short=True),
+    "a line before one worker that dies": _LINE._replace(workers=1, faults=1, kinds=frozenset({"worker dies", "sweeper dies"})),
+    "a line for two places": _LINE._replace(limit=2),
+    "two places, any fault": _QUEUE._replace(limit=2),
+    "a queue beside one that goes back": _QUEUE._replace(policies=("queue", "wait")),
+    "a line beside one that goes back": _LINE._replace(policies=("queue", "queue", "wait")),
+    "a line beside one that is skipped": _LINE._replace(policies=("queue", "queue", "skip")),
+    "a line with an execution key": _LINE._replace(keys=("invoice", "invoice", None)),
+    "a line with an execution key, a late message": _LINE._replace(keys=("invoice", "invoice", None), faults=1, kinds=_LATE),
+    "a queue, retries": _QUEUE._replace(retries=1, faults=0),
+    "a queue, Redis as broker": _QUEUE._replace(shares_tags=True, kinds=_OVERLAPS),
+    "a queue, hard time limit": _QUEUE._replace(kinds=frozenset({"time limit", "worker dies"})),
+    "a line, one revoked": _LINE._replace(revokes=1),
+    "join, any fault": _QUEUE._replace(policies=("join", "join"), outcomes=_ANY_END),
+    "join, three": _LINE._replace(policies=("join",) * 3, outcomes=_ANY_END),
+    "join, one revoked": _LINE._replace(policies=("join",) * 3, revokes=1),
+    "coalesce, three": _LINE._replace(policies=("coalesce",) * 3, outcomes=_ANY_END),
+    "coalesce, one revoked": _LINE._replace(policies=("coalesce",) * 3, revokes=1),
+    "coalesce into the first": _LINE._replace(policies=("coalesce first",) * 3, outcomes=_ANY_END),
+}
+
 #: For minutes to hours.
 BIG: Final[dict[str, Config]] = {
     "two triggers, two deaths": _TWO._replace(kinds=frozenset({"worker dies"})),
@@ -48,4 +80,12 @@ BIG: Final[dict[str, Config]] = {
     ),
     "one trigger, any three faults": _ONE._replace(faults=3),
     "two triggers, any two faults": _TWO,
+    "a line, a death": _LINE._replace(faults=1, kinds=frozenset({"worker dies"})),
+    "a line of short runs, a death": _LINE._replace(faults=1, kinds=frozenset({"worker dies"}), is_short=True),
+    "a queue, one revoked, any fault": _QUEUE._replace(revokes=1),
+    "a queue, a retry and a death": _QUEUE._replace(retries=1, kinds=frozenset({"worker dies"})),
+    "a queue, deaths are counted": _QUEUE._replace(faults=2, kinds=frozenset({"worker dies"}), max_deliveries=1),
+    "join, a death": _LINE._replace(policies=("join",) * 3, outcomes=_ANY_END, faults=1, kinds=frozenset({"worker dies"})),
+    "coalesce, any fault": _QUEUE._replace(policies=("coalesce",) * 2, outcomes=_ANY_END),
+    "coalesce, a death": _LINE._replace(policies=("coalesce",) * 3, faults=1, kinds=frozenset({"worker dies"})),
 }

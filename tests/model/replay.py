@@ -2,33 +2,69 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from model_state import FIRST, NOBODY, NONE, Line, Record as Facts
+from model_parking import calls_in
+from model_state import FIRST, NONE
 from model_world import World
+from replay_view import LOCK, View, copy_name, owner_name
 
-from celery_singleflight.claims import Acquired, Claim, Encoded, Ended, Finished, Held, Outcome, Record, Refused
+from celery_singleflight.claims import (
+    Acquired,
+    Claim,
+    Encoded,
+    Ended,
+    Finished,
+    Held,
+    Led,
+    Linger,
+    Outcome,
+    Parked,
+    Record,
+    Refused,
+    Waits,
+)
 from celery_singleflight.custody import GRACE
-from celery_singleflight.keys import LockKey
 from celery_singleflight.lease import Lease
+from celery_singleflight.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from random import Random
 
-    from cluster import Keyspace
     from model_config import Config, Step
     from model_state import Process, State
 
-    from celery_singleflight.store import Store
+    from celery_singleflight.claims import Handout
 
-LOCK: Final = LockKey.of("billing", ["acct_1"])
 #: Seconds that do not pass while a trace is replayed.
 LONG: Final = 1000.0
 #: A trace that took longer than this has run into the grace, which the package fixes, and is replayed again.
-PATIENCE_MS: Final = (GRACE - 1.0) * 1000
+PATIENCE: Final = GRACE - 1.0
+#: So is one with a step that took longer than this: the time for which a slot may linger has passed.
+STEP: Final = 0.3
 NOTHING: Final = Encoded("application/json", "utf-8", b"null")
+
+#: Lets no time pass for those who wait, and makes the recent hold time what the world says.
+FREEZE: Final = """
+local clock = redis.call('TIME')
+local now, called, pace, baton, hold_ms = clock[1] * 1000, KEYS[1], KEYS[2], KEYS[3], ARGV[1]
+local far = string.format('%.0f', now + 1000000)
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', called, now + 1000, '+inf')) do
+  redis.call('ZADD', called, far, member)
+end
+for _, name in ipairs({'lingers_until', 'no_slot_until'}) do
+  if (tonumber(redis.call('HGET', pace, name) or nil) or 0) > now then
+    redis.call('HSET', pace, name, far)
+  end
+end
+if redis.call('HEXISTS', pace, 'hold_ms') == 1 then
+  redis.call('HSET', pace, 'hold_ms', hold_ms)
+end
+redis.call('PERSIST', baton)
+"""
 
 Trace = list[tuple["State", "Step"]]
 
@@ -65,92 +101,129 @@ def random_trace(config: Config, length: int, chance: Random) -> Trace:
     return trace
 
 
-class Replay:
+class Halves(Store):
+    """Tells that a trigger is parked, and has its message recalled only when it is asked to."""
+
+    __slots__ = ()
+
+    def _recall(self, record: Record) -> Any:
+        return record
+
+    def recall(self, record: Record) -> Handout | None:
+        return super()._recall(record)
+
+
+class Replay(View):
     """The real store, asked what the model was asked."""
 
-    def __init__(self, store: Store, keyspace: Keyspace, config: Config) -> None:
-        self.store = store
-        self.keyspace = keyspace
-        self.config = config
-        self.counts_deaths = config.max_deliveries is not None
-        self.records = [Record(LOCK, f"t{trigger}", key) for trigger, key in enumerate(config.keys)]
-        names = [store.names(record) for record in self.records]
-        self.lease, self.fence, self.due = (names[0][what] for what in ("lease", "fence", "due"))
-        executions = {config.rules.execution(trigger): name["execution"] for trigger, name in enumerate(names)}
-        self.places = [name["trigger"] for name in names]
-        self.places += [executions[place] for place in range(len(names), config.rules.places)]
+    store: Halves
 
     def run(self, trace: Trace) -> None:
         """Replay a trace; fail at the first difference."""
         while True:
-            began = self.begin()
+            began = time.monotonic()
+            self.longest = 0.0
+            self.keyspace.clear()
+            self.tokens = {}
             try:
                 for number, (before, step) in enumerate(trace):
-                    found = self.act(before, step), self.look()
+                    found = self.timed(before, step), self.look()
                     expected = self.expected_reply(step), self.expected(step.state)
                     assert found == expected, describe(trace[: number + 1], found, expected)
             except AssertionError:
-                if self.keyspace.now_ms() - began < PATIENCE_MS:
+                if time.monotonic() - began < PATIENCE and self.longest < STEP:
                     raise
             else:
                 return
 
-    def begin(self) -> int:
-        self.keyspace.clear()
-        self.tokens: dict[int, int] = {}
-        return self.keyspace.now_ms()
+    def timed(self, before: State, step: Step) -> tuple[Any, ...]:
+        began = time.monotonic()
+        words = self.act(before, step)
+        if self.config.parks:
+            names, hold = self.names, "100" if self.config.is_short else "100000"
+            self.keyspace.client.eval(FREEZE, 3, names.called, names.pace, names.baton, hold)
+        self.longest = max(self.longest, time.monotonic() - began)
+        return words
 
     # What is done.
 
     def act(self, before: State, step: Step) -> tuple[Any, ...]:
         """Do the step and return the answer in the model's words."""
-        action, words = step.action.partition(",")[0], ()
-        if action == "rescue":
-            words = self.rescue(step.where)
-        elif action == "expire":
-            self.expire(step.where)
-        elif action == "pause":
-            self.expire(_worker(before, step).owner)
-        elif action == "grace":
-            self.keyspace.client.hincrby(self.places[step.where], "ended_ms", round(-GRACE * 2000))
+        action = step.action.partition(",")[0]
+        name, _, how = action.partition(" ")
+        if action in ("rescue", "recall", "attend", "conclude revoked", "find"):
+            return getattr(self, f"sweeper_{name}")(step.where, before)
+        if step.reply:
+            return getattr(self, name)(_worker(before, step), how, step)
+        if action in ("expire", "pause"):
+            self.expire(step.where if action == "expire" else _worker(before, step).owner)
         elif action == "forget":
             self.keyspace.clear()
-        elif step.reply:
-            name, _, how = action.partition(" ")
-            words = getattr(self, name)(_worker(before, step), how, step)
-        return words
+        else:
+            self.pass_time(action, step.where)
+        return ()
 
-    def enter(self, worker: Process, _: str, step: Step) -> tuple[Any, ...]:
-        message = worker.message
-        answer = self.store.enter(
-            Claim(
-                self.records[message.trigger],
-                _owner(worker.owner),
-                worker="worker",
-                run_id="run",
-                limit=self.config.limit,
-                ttl=LONG,
-                keep=LONG,
-                on_held=self.config.policies[message.trigger],
-                copy=_copy(message.copy),
-                previous="-" if message.copy == FIRST else _copy(message.previous),
-                generation=message.generation,
-                grace=GRACE,
-                message=str(message.generation).encode(),
-                max_deliveries=self.config.max_deliveries,
-            )
+    def pass_time(self, action: str, where: int) -> None:
+        client, names, past = self.keyspace.client, self.names, self.keyspace.now_ms() - 1000
+        if action == "grace":
+            client.hincrby(self.places[where], "ended_ms", round(-GRACE * 2000))
+        elif action == "reserved":
+            client.zadd(names.called, {self.member(where): past}, xx=True)
+            if client.hget(names.pace, "lingers") == self.member(where):
+                client.hset(names.pace, "lingers_until", past)
+        elif action in ("lingers", "slot again"):
+            client.hset(names.pace, {"lingers": "lingers_until"}.get(action, "no_slot_until"), past)
+        elif action == "baton":
+            assert self.store.await_baton(self.records[0], 1.0)
+        elif action == "baton is gone":
+            client.delete(names.baton)
+
+    def claim(self, worker: Process, *, linger: bool = False) -> Claim:
+        message, rules = worker.message, self.config.rules
+        policy = self.config.policies[message.trigger]
+        return Claim(
+            self.records[message.trigger],
+            owner_name(worker.owner),
+            worker="worker",
+            run_id="run",
+            limit=self.config.limit,
+            ttl=LONG,
+            keep=LONG,
+            on_held=rules.policy(message.trigger),
+            copy=copy_name(message.copy),
+            previous="-" if message.copy == FIRST else copy_name(message.previous),
+            generation=message.generation,
+            grace=GRACE,
+            message=f"{message.trigger} {message.generation}".encode(),
+            max_deliveries=self.config.max_deliveries,
+            waits=Waits(
+                linger=LONG if linger else 0.0,
+                digest=rules.digest(message.trigger),
+                which="" if not policy.startswith("coalesce") else policy.partition(" ")[2] or "newest",
+            ),
         )
+
+    def enter(self, worker: Process, how: str, step: Step) -> tuple[Any, ...]:
+        answer = self.store.enter(self.claim(worker, linger=how == "lingering"))
         if isinstance(answer, Acquired):
             number = step.reply[1][1] if step.reply[0] == "acquired" else NONE
             if number not in self.tokens:
                 assert answer.token > max(self.tokens.values(), default=0), "tokens grow"
                 self.tokens[number] = answer.token
-            return "acquired", self.tokens[number] == answer.token
+            return "acquired", self.tokens[number] == answer.token, *_told(answer.calls)
         if isinstance(answer, Held):
             return "held", answer.what
         if isinstance(answer, Ended):
-            return "ended", answer.outcome.value, answer.settled
-        return "surplus", answer.why
+            return "ended", answer.outcome.value, answer.settled, *_told(answer.calls)
+        if isinstance(answer, Parked):
+            return "parked", answer.how, *_told(answer.calls)
+        if isinstance(answer, Linger):
+            return "linger", *_told(answer.calls)
+        return ("led", answer.by) if isinstance(answer, Led) else ("surplus", answer.why)
+
+    def follow(self, worker: Process, *_: Any) -> tuple[Any, ...]:
+        answer = self.store.follow(self.claim(worker), self.member(worker.leader))
+        return ("gone",) if answer is None else ("ended", answer.outcome.value, answer.settled, *_told(answer.calls))
 
     def renew(self, worker: Process, *_: Any) -> tuple[Any, ...]:
         (answer,) = self.store.renew([(self.lease_of(worker), self.records[worker.message.trigger], LONG)])
@@ -158,8 +231,11 @@ class Replay:
 
     def finish(self, worker: Process, how: str, _: Step) -> tuple[Any, ...]:
         record = self.records[worker.message.trigger]
+        execution, client = self.places[self.config.rules.execution(worker.message.trigger)], self.keyspace.client
+        if self.config.parks and client.hexists(execution, "since_ms"):
+            client.hset(execution, "since_ms", self.keyspace.now_ms() - (0 if self.config.is_short else 100_000))
         answer = self.store.finish(self.lease_of(worker), record, Outcome(how), NOTHING, reason="[]", keep=LONG)
-        return ("refused",) if isinstance(answer, Refused) else ("finished",)
+        return ("refused",) if isinstance(answer, Refused) else ("finished", *_told(answer.calls))
 
     def abandon(self, worker: Process, how: str, _: Step) -> tuple[Any, ...]:
         options = {
@@ -168,104 +244,72 @@ class Replay:
             "again": {"again": GRACE},
             "died": {"again": GRACE, "died": True},
         }
-        self.store.abandon(_owner(worker.owner), self.records[worker.message.trigger], **options[how])
-        return ("abandoned",)
+        calls = self.store.abandon(owner_name(worker.owner), self.records[worker.message.trigger], **options[how])
+        return "abandoned", *_told(calls)
 
     def conclude(self, worker: Process, how: str, _: Step) -> tuple[Any, ...]:
         record, release = self.records[worker.message.trigger], how in ("gone", "worn")
-        owner, error = _owner(worker.owner), None if how == "told" else NOTHING
+        owner, error = owner_name(worker.owner), None if how == "told" else NOTHING
         answer = self.store.conclude(owner, record, Outcome.FAILED, reason="[]", keep=LONG, release=release, error=error)
-        return ("concluded",) if isinstance(answer, Finished) else ("refused",)
+        return ("concluded", *_told(answer.calls)) if isinstance(answer, Finished) else ("refused",)
 
     def settle(self, worker: Process, _: str, step: Step) -> tuple[Any, ...]:
-        self.store.settle([(self.records[worker.message.trigger], _owner(worker.owner), True)])
+        self.store.settle([(self.records[worker.message.trigger], owner_name(worker.owner), True)])
         return step.reply
 
-    def rescue(self, trigger: int) -> tuple[Any, ...]:
+    def sweeper_rescue(self, trigger: int, _: State) -> tuple[Any, ...]:
         handout = self.store.rescue(self.records[trigger])
-        if handout is None:
-            return ("nothing",)
-        return "message", int(handout.message), handout.copy, handout.outcome
+        if isinstance(handout, Record):
+            return ("parked",)
+        return ("nothing",) if handout is None else ("message", *_told([handout])[0][0], handout.outcome)
+
+    def sweeper_recall(self, trigger: int, _: State) -> tuple[Any, ...]:
+        handout = self.store.recall(self.records[trigger])
+        return ("nothing",) if handout is None else ("message", *_told([handout])[0][0])
+
+    def sweeper_attend(self, *_: Any) -> tuple[Any, ...]:
+        return "attended", *_told(self.store.attend(LOCK))
+
+    def sweeper_find(self, trigger: int, _: State) -> tuple[Any, ...]:
+        record = self.records[trigger]
+        assert self.store.parked(record.task_id, [LOCK.name]) == [record]
+        return ()
+
+    def sweeper_conclude(self, trigger: int, before: State) -> tuple[Any, ...]:
+        how: dict[str, Any] = {"reason": "[]", "keep": LONG, "release": False, "error": Encoded("", "", b""), "patience": 0.0}
+        answer = self.store.conclude(owner_name(before.names + 1), self.records[trigger], Outcome.REVOKED, **how)
+        return ("concluded", *_told(answer.calls)) if isinstance(answer, Finished) else ("refused",)
 
     def expire(self, owner: int) -> None:
         for place in self.places:
-            self.keyspace.expire(self.lease, place, _owner(owner))
+            self.keyspace.expire(self.names.lease, place, owner_name(owner))
 
     def lease_of(self, worker: Process) -> Lease:
         token = self.tokens[worker.ticket[1]]
-        owner, limit = _owner(worker.owner), self.config.limit
+        owner, limit = owner_name(worker.owner), self.config.limit
         return Lease(LOCK, owner=owner, token=token, limit=limit, ttl=LONG, max_hold=LONG, requested_at=0.0)
 
-    # What is kept.
-
-    def look(self) -> tuple[Any, ...]:
-        client, now = self.keyspace.client, self.keyspace.now_ms()
-        asked = client.pipeline(transaction=False)
-        asked.hgetall(self.lease)
-        asked.get(self.fence)
-        asked.zrange(self.due, 0, -1)
-        for place in self.places:
-            asked.hgetall(place)
-        lease, fence, due, *records = asked.execute()
-        lines = {owner: (int(line.split("\n")[0]) > now, int(line.split("\n")[2])) for owner, line in lease.items()}
-        return lines, int(fence or 0), sorted(due), [self.facts(record, now) for record in records]
-
-    def facts(self, record: dict[str, str], now: int) -> dict[str, Any]:
-        owner, outcome = record.get("owner") or "", record.get("outcome", "")
-        facts = {
-            "owner": owner,
-            "is_live": bool(owner) and int(record["until_ms"]) > now,
-            "token": int(record["fence"]) if owner else 0,
-            "has_attempt": "attempt" in record,
-            "has_run": "has_run" in record,
-            "runs": record.get("task_id", ""),
-            "run_generation": int(record.get("run_generation", NONE)),
-            "generation": int(record.get("generation", NONE)),
-            "copy": record.get("copy"),
-            "outcome": outcome,
-            "by": record.get("by", ""),
-            "is_fresh": bool(outcome) and now - int(record["ended_ms"]) < GRACE * 1000,
-            "is_settled": "settled" in record,
-            "message": int(record.get("message", NONE)),
-            "left_by": record.get("left_by", ""),
-            "concluded_by": record.get("concluded_by", ""),
-        }
-        if self.counts_deaths:
-            facts["died"] = int(record.get("died", 0))
-        return facts
-
-    # What the model says.
-
     def expected_reply(self, step: Step) -> tuple[Any, ...]:
-        if not step.reply:
-            return ()
-        if step.reply[0] == "acquired":
-            return "acquired", True
-        if step.reply[0] == "message":
-            return "message", step.reply[1], _copy(step.reply[2]) or "", step.reply[3]
-        return ("nothing",) if step.action == "rescue" else step.reply
+        word, *rest = step.reply or ("",)
+        calls = calls_in(step.reply)
+        if calls:
+            rest[-1] = tuple((f"{call.trigger} {call.generation}", copy_name(call.copy), call.is_ahead) for call in calls)
+        if word == "acquired":
+            rest[0] = True
+        elif word == "message":
+            generation, copy, *outcome = rest
+            rest = [f"{step.where} {generation}", copy_name(copy), False, *outcome]
+        elif word == "led":
+            rest[0] = self.member(rest[0])
+        elif word in ("gone", "later") and step.action in ("rescue", "recall"):
+            return ("nothing",)
+        return (word, *rest) if word else ()
 
-    def expected(self, state: State) -> tuple[Any, ...]:
-        store = state.store
-        lines = {_owner(line.owner): (line.is_live, self.token(line)) for line in store.lease}
-        fence = self.tokens[state.given[1]] if store.fence else 0
-        due = sorted(record.member for record, is_due in zip(self.records, store.due, strict=True) if is_due)
-        return lines, fence, due, [self.expected_facts(record) for record in store.records]
 
-    def token(self, holder: Line | Facts) -> int:
-        return self.tokens.get(holder.ticket[1], 0)
-
-    def expected_facts(self, record: Facts) -> dict[str, Any]:
-        facts: dict[str, Any] = record._asdict()
-        for name in ("owner", "by", "left_by", "concluded_by"):
-            facts[name] = _owner(facts[name])
-        facts["token"] = self.token(record) if record.owner != NOBODY else 0
-        facts["runs"] = "" if record.runs == NONE else f"t{record.runs}"
-        facts["copy"] = None if record.copy == NONE else _copy(record.copy)
-        del facts["ticket"]
-        if not self.counts_deaths:
-            del facts["died"]
-        return facts
+def _told(calls: Iterable[Handout]) -> list[tuple[tuple[str, str, bool], ...]]:
+    """What a reply tells to publish, if that is anything."""
+    told = tuple((call.message.decode(), call.copy, call.linger > 0) for call in calls)
+    return [told] if told else []
 
 
 def _worker(state: State, step: Step) -> Process:
@@ -274,21 +318,11 @@ def _worker(state: State, step: Step) -> Process:
     return worker
 
 
-def _owner(number: int) -> str:
-    return "" if number == NOBODY else f"owner {number}"
-
-
-def _copy(number: int) -> str:
-    return "" if number in (FIRST, NONE) else f"copy {number}"
-
-
 def describe(trace: Trace, found: tuple[Any, ...], expected: tuple[Any, ...]) -> str:
+    """The steps, and what differs after the last one."""
     lines = [f"{step.action} [{step.where}] {step.reply}" for _, step in trace]
-    return "\n".join(["", *lines, "the store:", *map(str, _flat(found)), "the model:", *map(str, _flat(expected))])
-
-
-def _flat(what: tuple[Any, ...]) -> Iterator[Any]:
-    answer, (lines, fence, due, records) = what
-    yield answer
-    yield from (lines, fence, due)
-    yield from (sorted(record.items()) for record in records)
+    lines += [f"the store answers {found[0]}", f"the model answers {expected[0]}"]
+    for name, kept in found[1].items():
+        if kept != expected[1][name]:
+            lines += [f"{name} in the store: {kept}", f"{name} in the model: {expected[1][name]}"]
+    return "\n".join(["", *lines])

@@ -7,15 +7,14 @@ from random import Random
 import pytest
 from cluster import Keyspace
 from model_config import ALL_FAULTS, Config
-from replay import Replay, random_trace, short_traces
+from replay import Halves, Replay, random_trace, short_traces
 
 from celery_singleflight.keys import KeySpace
 from celery_singleflight.servers import connect
-from celery_singleflight.store import Store
 
 #: Of its own, as it is emptied all the time.
 DATABASE = 12
-WALKS, LENGTH, DEPTH = 25, 50, 5
+WALKS, LENGTH, LONG_WALK, DEPTH = 25, 50, 70, 5
 
 ANY = Config(faults=9, kinds=ALL_FAULTS, outcomes=("succeeded", "failed"), retries=2)
 WORLDS = {
@@ -26,6 +25,20 @@ WORLDS = {
     "skip and reject": ANY._replace(policies=("skip", "reject")),
     "a store that forgets": ANY._replace(forgets=2),
 }
+PARKED = ANY._replace(policies=("queue",) * 3, keys=(None,) * 3, retries=1, revokes=1)
+WAITING = {
+    "queue": PARKED,
+    "queue of short runs": PARKED._replace(is_short=True),
+    "queue for two places": PARKED._replace(limit=2, workers=3, policies=("queue",) * 4, keys=(None,) * 4, is_short=True),
+    "queue with execution keys": PARKED._replace(keys=("invoice", "invoice", None)),
+    "queue of few faults": PARKED._replace(faults=2, is_short=True),
+    "join": PARKED._replace(policies=("join", "join", "join", "join other"), keys=(None, None, "invoice", None)),
+    "coalesce": PARKED._replace(policies=("coalesce",) * 4, keys=(None,) * 4, is_short=True),
+    "coalesce into the first": PARKED._replace(policies=("coalesce first",) * 3),
+    "any policy": PARKED._replace(policies=("queue", "coalesce", "join", "wait", "skip"), keys=(None,) * 5, is_short=True),
+    "deaths in a queue": PARKED._replace(max_deliveries=2, retries=0),
+    "a store that forgets who waits": PARKED._replace(forgets=1, is_short=True),
+}
 DEATHS = ANY._replace(keys=(None,), policies=("wait",), retries=0, max_deliveries=2)
 
 
@@ -33,7 +46,7 @@ DEATHS = ANY._replace(keys=(None,), policies=("wait",), retries=0, max_deliverie
 def place(valkey):
     url = f"{valkey.url}/{DATABASE}"
     keyspace, connections = Keyspace.at(url), connect(url, {})
-    yield Store(connections, KeySpace("sf")), keyspace
+    yield Halves(connections, KeySpace("sf")), keyspace
     connections.close()
     keyspace.close()
 
@@ -43,6 +56,13 @@ def test_random_traces_give_the_same_answers_and_leave_the_same(place, name):
     replay = Replay(*place, WORLDS[name])
     for seed in range(WALKS):
         replay.run(random_trace(WORLDS[name], LENGTH, Random(seed)))
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_random_traces_of_who_waits_give_the_same_answers_and_leave_the_same(place, name):
+    replay = Replay(*place, WAITING[name])
+    for seed in range(WALKS):
+        replay.run(random_trace(WAITING[name], LONG_WALK, Random(seed)))
 
 
 @pytest.mark.parametrize("name", ["two triggers", "one execution key"])
