@@ -44,13 +44,13 @@ DIES = ["child", "worker"]
 
 @pytest.fixture(scope="module")
 def crew(start_shared, valkey):
-    """Two workers that die where they are told to; their broker gives nothing out again within an hour."""
+    """Two workers with a slot to spare that die where they are told to; their broker gives nothing out again within an hour."""
     server = ValkeyContainer()
     try:
         server.ready()
         more = {"broker_url": f"{server.url}/0", "broker_transport_options": {"visibility_timeout": 3600}}
         config = settings_apart(valkey.url, singleflight_lease_ttl=2, crash_points=True, **more)
-        yield start_shared(config, workers=2, concurrency=2, app_module=waiting_app)
+        yield start_shared(config, workers=2, concurrency=3, app_module=waiting_app)
     finally:
         server.teardown()
 
