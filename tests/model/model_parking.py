@@ -99,7 +99,9 @@ class Parking:
 
     def kept(self, store: Store, before: tuple[int, ...]) -> int:
         """For how many of these a place is kept: they are called, and have not been passed."""
-        called = [(waiter, store.waits.is_reserved(waiter.trigger)) for waiter in store.waits.parked if waiter.trigger in before]
+        called = [
+            (waiter, store.waits.is_reserved(waiter.trigger)) for waiter in store.waits.parked if waiter.trigger in before
+        ]
         return sum(
             store.waits.is_called(waiter.trigger) and self.is_kept(waiter, is_reserved=is_reserved)
             for waiter, is_reserved in called

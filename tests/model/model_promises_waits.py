@@ -75,8 +75,10 @@ def _of_newcomer(config: Config, before: State, step: Step) -> Iterator[str]:
             yield f"order: trigger {trigger} takes a place that is reserved"
         if uncalled:
             yield f"order: trigger {trigger} passes {uncalled}, who wait in line"
-    elif step.reply[:2] in (("parked", "line"), ("parked", "again"), ("linger",)) and reserved < free and all(
-        waits.is_called(other) for other in others
+    elif (
+        step.reply[:2] in (("parked", "line"), ("parked", "again"), ("linger",))
+        and reserved < free
+        and all(waits.is_called(other) for other in others)
     ):
         if not waits.follows(trigger):
             yield f"P3 kept out: trigger {trigger} waits, and nobody is before it"
