@@ -315,7 +315,7 @@ else
   end
 end
 redis.call('HSET', execution, unpack(record))
-if newest then
+if newest or outcome then
   redis.call('HDEL', trigger, 'handouts', 'left_by', 'died', 'parked', 'member')
 end
 if died > 0 then

@@ -6,10 +6,10 @@ import pytest
 from desk import LOCK, lose_next_reply
 from step_desk import FAILED, VALUE, Run
 
-from celery_singleflight.claims import Encoded, Outcome, Record, Refused
+from celery_singleflight.claims import Encoded, Outcome, Record
 from celery_singleflight.errors import LeaseLost
 from celery_singleflight.keys import KeySpace
-from celery_singleflight.progress import Begun, Changed, Done, Ending, Step, Uncertain, Undo, Writer
+from celery_singleflight.progress import Begun, Changed, Done, Uncertain, Undo
 from celery_singleflight.store import Store
 
 DAY = 86_400_000

@@ -143,6 +143,7 @@ def errors_are_one_tree() -> None:
         WaitTimeout("billing[]"),
     ]
     configuration: ConfigurationError = OptionError("x")
+    wrong_value: ValueError = StepError("x")
     contended: list[Contended] = [Skipped("billing[]"), WaitTimeout("billing[]")]
     lost: BaseException = LeaseLost("billing[]", "taken")
     no_error: Exception = LeaseLost("billing[]")  # type: ignore[assignment]
@@ -156,12 +157,10 @@ def errors_are_one_tree() -> None:
     assert_type(StepUncertain("key", "step").attempt, int)
     assert_type(StepUncertain("key", "step").age, float)
     assert_type(PayloadChanged("key", "step charge").what, str)
-    wrong_value: ValueError = StepError("x")
-    assert_type(wrong_value, StepError)
     assert_type(FencingUnavailable("billing[]").lock_key, str)
     assert_type(errors[0], SingleflightError)
     assert_type(contended[0], Contended)
-    raise lost from (configuration or no_error or replaced)
+    raise lost from (configuration or wrong_value or no_error or replaced)
 
 
 def an_outcome_is_one_of_its_words(outcome: Outcome) -> str:
