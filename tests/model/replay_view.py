@@ -79,7 +79,14 @@ class View:
             "line": line,
             "called": {member: until > now for member, until in called},
             "parked": {
-                member: (about["copy"], about["by"], _generation(message), about["kind"], about.get("leader", ""), "again" in about)
+                member: (
+                    about["copy"],
+                    about["by"],
+                    _generation(message),
+                    about["kind"],
+                    about.get("leader", ""),
+                    "again" in about,
+                )
                 for member, (about, message) in waiters.items()
             },
             "followers": sorted(member for member, _ in followers),
