@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from celery_singleflight.checkpoints import Cursor
 from celery_singleflight.claims import Outcome
 from celery_singleflight.direct import lock
 from celery_singleflight.errors import (
@@ -15,6 +16,7 @@ from celery_singleflight.errors import (
     MaxHoldExceeded,
     NestedLeaseLost,
     OptionError,
+    PayloadChanged,
     PayloadMismatch,
     Replaced,
     ResultUnavailable,
@@ -22,16 +24,23 @@ from celery_singleflight.errors import (
     SingleflightError,
     Skipped,
     StaleToken,
+    StepError,
+    StepResultUnavailable,
+    StepUncertain,
     StoreUnavailable,
     WaitTimeout,
 )
 from celery_singleflight.hooks import connect_hooks
 from celery_singleflight.lease import Execution, Lease, current_execution, current_lease
+from celery_singleflight.resolving import forget_steps, resolve_step
+from celery_singleflight.steps import CurrentStep, current_step
 from celery_singleflight.task import SingleflightTask
 
 __all__ = (
     "ConfigurationError",
     "Contended",
+    "CurrentStep",
+    "Cursor",
     "DeadLettered",
     "Execution",
     "ExecutionKeyReused",
@@ -43,6 +52,7 @@ __all__ = (
     "NestedLeaseLost",
     "OptionError",
     "Outcome",
+    "PayloadChanged",
     "PayloadMismatch",
     "Replaced",
     "ResultUnavailable",
@@ -51,11 +61,17 @@ __all__ = (
     "SingleflightTask",
     "Skipped",
     "StaleToken",
+    "StepError",
+    "StepResultUnavailable",
+    "StepUncertain",
     "StoreUnavailable",
     "WaitTimeout",
     "current_execution",
     "current_lease",
+    "current_step",
+    "forget_steps",
     "lock",
+    "resolve_step",
 )
 __version__ = "0.1.0"
 

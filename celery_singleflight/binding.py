@@ -35,8 +35,8 @@ __all__ = (
 
 logger = logging.getLogger(__name__)
 
-#: Names of the base class that a task must leave alone; `step` and `checkpoint` are kept free for it.
-_RESERVED: Final = ("lease", "execution", "step", "checkpoint")
+#: Names of the base class that a task must leave alone.
+_RESERVED: Final = ("lease", "execution", "step", "checkpoint", "cursor")
 #: Arguments that differ in every call. A lock key that holds one protects nothing.
 _PER_CALL: Final = frozenset(
     {"correlation_id", "idempotency_key", "nonce", "now", "request_id", "timestamp", "trace_id", "uuid"}

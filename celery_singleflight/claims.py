@@ -118,6 +118,7 @@ class Claim(NamedTuple):
     max_deliveries: int | None = None
     task: str = ""
     waits: Waits = Waits()
+    ticket: str = ""
 
 
 class Handout(NamedTuple):
@@ -149,7 +150,9 @@ class Held(NamedTuple):
 
     `what` is held: the "lock", the "execution" (under another lock key), or it is our "own" trigger, which another
     delivery of it runs or has just ended; or the "predecessor" that sent this retry and is about to end.
-    `hold` is the recent hold time of the lock key, 0 when none is known; `turn` the time until a place reserved for us.
+    `hold` is the recent hold time of the lock key, 0 when none is known; `turn` in what time it will be about our turn; `place`
+    the place in the line of those who wait with the broker, which the `ticket` keeps; `tries` how often we have looked in vain
+    since anybody has entered.
     """
 
     what: str
@@ -161,6 +164,9 @@ class Held(NamedTuple):
     turn: float
     waited: float
     first_ms: str
+    place: int = 0
+    tries: int = 0
+    ticket: str = ""
 
     @property
     def is_own(self) -> bool:

@@ -19,7 +19,9 @@ from celery_singleflight.lease import Execution, Holding, Lease, current_executi
 from celery_singleflight.options import OPTIONS
 from celery_singleflight.policies import poll_delay, waits_on_contention
 from celery_singleflight.results import decode, encode
+from celery_singleflight.steps import Work
 from celery_singleflight.trigger import new_owner
+from celery_singleflight.undoing import forget, resume, undo_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -132,11 +134,19 @@ def call_directly(
         return decode(binding.app, entered.value, explicit or owner, " ".join(map(str, entered.reason)))
     lease = outer or _lease(claim, entered, requested_at, binding.max_hold(task.time_limit))
     execution = Execution(key=explicit or owner, run_id=entered.run_id, attempt=entered.attempt, task_id=owner)
+    execution.work = Work(binding, task.name, lease, claim.record, entered.run_id, claim.worker, (args, kwargs))
     place.heartbeat.keep(lease, claim.record)
     recorded = False
+    holding = Holding(lease, execution, task)
     try:
-        with Holding(lease, execution, task):
-            value = body(*args, **kwargs)
+        try:
+            with holding:
+                if execution.attempt > 1:
+                    resume(holding)
+                value = body(*args, **kwargs)
+        except Exception as error:
+            undo_steps(holding, Outcome.FAILED, error)
+            raise
         hold = None if outer else options.min_hold
         if explicit is None:
             lease.check()
@@ -158,6 +168,7 @@ def call_directly(
     finally:
         if not recorded:
             give_back(place, owner, claim.record, forget=True, hold=hold)
+    forget(holding)
     return value
 
 

@@ -14,6 +14,7 @@ __all__ = (
     "MESSAGE",
     "OF_A_WAIT",
     "OWNER",
+    "PLACE",
     "PREVIOUS",
     "SERIALIZER",
     "WAITS",
@@ -31,7 +32,9 @@ WAITS: Final = "singleflight_waits"
 FIRST_SEEN: Final = "singleflight_first_seen"
 #: For how many seconds a trigger that was called ahead of its turn may wait in its slot.
 LINGER: Final = "singleflight_linger"
-OF_A_WAIT: Final = (COPY, PREVIOUS, WAITS, FIRST_SEEN, LINGER)
+#: Its place in the line of those who wait with the broker, as the store has written it.
+PLACE: Final = "singleflight_place"
+OF_A_WAIT: Final = (COPY, PREVIOUS, WAITS, FIRST_SEEN, LINGER, PLACE)
 
 #: Properties that the worker's main process adds to a delivery; they do not travel with the message.
 OWNER: Final = "singleflight_owner"

@@ -112,6 +112,11 @@ class KeySpace:
         """Name of the record of one trigger, which is its run record too when it has no explicit execution key."""
         return self._of(lock_name).trigger + bounded(task_id)
 
+    @staticmethod
+    def steps(record: str) -> str:
+        """Name of what an execution has done so far, kept beside its run record of that name."""
+        return record.replace(f"}}:{SCHEMA}:", f"}}:{SCHEMA}:steps:", 1)
+
     def turn(self, lock_names: Sequence[str]) -> str:
         """Name of the turn that the sweepers of these lock names take; it lies in the slot of the first of them."""
         return f"{self.root(lock_names[0])}sweep:{digest(list(lock_names))}"

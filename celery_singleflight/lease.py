@@ -6,7 +6,7 @@ import time
 from contextvars import ContextVar
 from os import getpid
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery_singleflight.errors import FencingUnavailable, LeaseLost, Replaced
 from celery_singleflight.interruption import Stretch
@@ -153,7 +153,7 @@ class Lease:
 class Execution:
     """One logical unit of work, as the run that works on it sees it."""
 
-    __slots__ = ("attempt", "key", "run_id", "task_id")
+    __slots__ = ("attempt", "key", "run_id", "task_id", "work")
 
     def __init__(self, *, key: str, run_id: str, attempt: int, task_id: str) -> None:
         #: What must not happen twice; the provider's idempotency key.
@@ -163,6 +163,8 @@ class Execution:
         #: 1 for the first run, one more for each further one.
         self.attempt = attempt
         self.task_id = task_id
+        #: What this run does of it, step by step; for the package's own use. None where it goes on without its store.
+        self.work: Any = None
 
     def __repr__(self) -> str:
         return f"<Execution {self.key} attempt {self.attempt}>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
 
     from celery_singleflight.claims import Handout
 
-__all__ = ("arguments_in", "pack_message", "publish_again", "queues_behind", "replace_arguments")
+__all__ = ("arguments_in", "pack_message", "publish_again", "queues_behind", "replace_arguments", "route_of")
 
 _encode: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+#: How the exchange of kombu's native delayed delivery is called, and what a routing key begins with that went through it.
+_DELAYED: Final = "celery_delayed_delivery"
+_DELAY: Final = re.compile(r"^(?:[01]\.)+")
 #: What one delivery adds to the headers, or what has come to pass.
 _OF_A_DELIVERY: Final = {"redelivered", "eta", *header.OF_A_WAIT}
 
@@ -91,13 +95,32 @@ def publish_again(app: Celery, handout: Handout) -> str:
             headers[header.LINGER] = handout.linger
     else:
         headers["expires"] = None  # what has entered cannot expire any more
-    sent = {name: value for name, value in head.items() if value is not None}
+    # Without a priority kombu gives it one.
+    sent = {name: value for name, value in head.items() if value is not None or name == "priority"}
     compression = headers.pop("compression", None)
     if compression:
         sent["compression"] = compression
     with careful_producer(app) as producer:
         producer.publish(body, headers=headers, declare=queues_behind(app, head["exchange"]), retry=False, **sent)
     return str(headers.get("id", ""))
+
+
+def route_of(app: Celery, request: Any) -> dict[str, Any]:
+    """Return the options by which a delivery's message goes to where it was sent first, as Celery's router takes them.
+
+    Without its queue the router adds the default one, by which a countdown on quorum queues goes; and what has waited there
+    comes through an exchange of its own, with the bits of its countdown before its routing key.
+    """
+    info = request.delivery_info or {}
+    exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or ""
+    queues = queues_behind(app, exchange)
+    if exchange.endswith(_DELAYED):
+        routing_key = _DELAY.sub("", routing_key)
+        queues = [queue for queue in app.amqp.queues.values() if queue.exchange and queue.routing_key == routing_key]
+    if not queues:
+        return {}
+    queue = next((queue for queue in queues if queue.routing_key == routing_key), queues[0])
+    return {"exchange": queue.exchange.name, "routing_key": routing_key, "queue": queue.name, "declare": queues}
 
 
 def queues_behind(app: Celery, exchange: str | None) -> list[Any]:

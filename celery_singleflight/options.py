@@ -123,6 +123,7 @@ OPTIONS: Final[dict[str, Option]] = {
             "'requeue', 'fail' or 'run'",
             _one_of("requeue", "fail", "run"),
         ),
+        Option("uncertain_policy", "rerun", "'rerun' or 'hold'", _one_of("rerun", "hold")),
         Option("result_ttl", 86400.0, "seconds from 0 to 315360000, ten years", lambda value: _seconds(value, 0, 315360000)),
     )
 }
@@ -160,6 +161,7 @@ class TaskOptions:
     rescue: bool
     max_deliveries: int
     store_error_policy: str
+    uncertain_policy: str
 
 
 def read_options(task_name: str, given: Callable[[str], Any], conf: Mapping[str, Any]) -> TaskOptions:

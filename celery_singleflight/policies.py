@@ -14,9 +14,16 @@ __all__ = ("LONGEST_DELAY", "PARKING", "blind_delay", "poll_delay", "requeue_del
 PARKING: Final = frozenset({"queue", "coalesce", "replace", "join"})
 #: Seconds. No trigger waits longer than this before it looks again.
 LONGEST_DELAY: Final = 60.0
-#: Seconds of the first countdown when the store knows nothing of the holder; doubles with each try.
-_FIRST_DELAY: Final = 0.25
+#: Seconds of the first countdown of a trigger whose own run is in the way; doubles with each try.
+_FIRST_OWN_DELAY: Final = 1.0
+#: Seconds of the first floor under the countdown of one that has looked in vain; doubles with each try.
+_FIRST_FLOOR: Final = 0.05
+#: Which part of the time until its turn a trigger waits, and how long at least, in seconds.
+_EARLY: Final = 0.95
+_SHORTEST: Final = 0.002
 _JITTER: Final = 0.2
+#: Places spread those who wait: chance is only to keep two from coming at the same instant.
+_LITTLE_JITTER: Final = 0.02
 
 
 class Uniform(Protocol):
@@ -28,15 +35,17 @@ class Uniform(Protocol):
 def requeue_delay(held: Held, waits: int, *, longest: float, least: float = 0.0, chance: Uniform = random) -> float:
     """Return the countdown in seconds for a trigger that met contention and has been requeued `waits` times before.
 
-    The store's turn spreads the waiting triggers over the time their forerunners will need. A floor that doubles with each
-    try keeps a wrong guess from polling; it is bounded by what the holder's lease has left, after which a dead holder is out
-    of the way, and by `longest`. Never less than `least`.
+    It comes a little before its turn, so that somebody is always there; what it has guessed wrong it corrects then. A floor
+    that doubles with each try in vain keeps a holder that hangs from being polled; it is bounded by what the holder's lease has
+    left, after which a dead holder is out of the way, and everything by `longest`. Never less than `least`.
     """
-    floor = min(_FIRST_DELAY * 2.0 ** min(waits, 16), max(held.hold, 1.0) * (waits + 1))
     if held.is_own:
-        floor = min(_FIRST_DELAY * 4 * 2.0 ** min(waits, 16), max(held.remaining, 1.0))
-    delay = min(max(held.turn, floor), longest)
-    return max(delay * (1.0 + chance.uniform(0.0, _JITTER)), least)
+        delay, jitter = min(_FIRST_OWN_DELAY * 2.0 ** min(waits, 16), max(held.remaining, 1.0)), _JITTER
+    else:
+        floor = min(_FIRST_FLOOR * 2.0 ** min(held.tries, 16), max(held.remaining, 1.0)) if held.tries else 0.0
+        turn = max(held.turn * _EARLY, _SHORTEST)
+        delay, jitter = max(turn, floor), _LITTLE_JITTER if floor < turn < longest else _JITTER
+    return max(min(delay, longest) * (1.0 + chance.uniform(0.0, jitter)), least)
 
 
 def blind_delay(waits: int, *, longest: float, chance: Uniform = random) -> float:

@@ -18,7 +18,9 @@ from celery_singleflight.interruption import take_signal
 from celery_singleflight.lease import Execution, Holding, Lease
 from celery_singleflight.outcome import answer, end_revoked, ended
 from celery_singleflight.results import encode, encode_error
+from celery_singleflight.steps import Work
 from celery_singleflight.trigger import Trigger
+from celery_singleflight.undoing import forget, resume, undo_steps
 from celery_singleflight.waiting import park, requeue, requeue_without_store, wait_for_successor
 
 if TYPE_CHECKING:
@@ -108,6 +110,8 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
     execution = Execution(
         key=trigger.execution_key, run_id=entered.run_id, attempt=entered.attempt, task_id=claim.record.task_id
     )
+    arguments = (trigger.args, trigger.kwargs)
+    execution.work = Work(trigger.binding, trigger.task.name, lease, claim.record, entered.run_id, claim.worker, arguments)
     trigger.waits_no_more()
     if not trigger.request.is_eager:
         take_signal()
@@ -118,15 +122,17 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
         try:
             value = _work(trigger, holding, lease, body)
         except Exception as error:
-            left = _continuation(trigger, holding) or _leave(trigger, lease, error)
+            left = _continuation(trigger, holding) or _leave(trigger, lease, holding, error)
             raise
         except Replaced as replaced:
+            undo_steps(holding, Outcome.REPLACED, replaced)
             _conclude(trigger, lease, Outcome.REPLACED, replaced)
             left = None
             end_revoked(trigger, str(replaced))
         sent_on = _continuation(trigger, holding)
         if sent_on is None:
             _conclude(trigger, lease, Outcome.SUCCEEDED, value)
+            forget(holding)
         left = sent_on
     except LeaseLost as lost:
         try:
@@ -147,6 +153,8 @@ def _work(trigger: Trigger, holding: Holding, lease: Lease, body: Callable[..., 
             trigger.binding.coordination.heartbeat.keep(lease, trigger.claim.record)
             if signals.lease_acquired.receivers:
                 signals.lease_acquired.send(sender=trigger.task, lease=lease, execution=holding.execution)
+            if holding.execution is not None and holding.execution.attempt > 1:
+                resume(holding)
             return _call(trigger, body)
     except LeaseLost as lost:
         if lost.lock_key != lease.lock_key:
@@ -162,7 +170,7 @@ def _continuation(trigger: Trigger, holding: Holding) -> _Left | None:
     return None if generation is None or generation <= trigger.claim.generation else _Left(generation=generation)
 
 
-def _leave(trigger: Trigger, lease: Lease, error: Exception) -> _Left | None:
+def _leave(trigger: Trigger, lease: Lease, holding: Holding, error: Exception) -> _Left | None:
     """Record a failure and return None; or return what becomes of a message that goes on, as the error says."""
     if isinstance(error, Retry):
         return _Left(generation=trigger.after_retry)
@@ -173,6 +181,7 @@ def _leave(trigger: Trigger, lease: Lease, error: Exception) -> _Left | None:
     if isinstance(error, MaxHoldExceeded):
         _conclude_without_lease(trigger, lease, error)
     else:
+        undo_steps(holding, Outcome.FAILED, error)
         _conclude(trigger, lease, Outcome.FAILED, error)
     return None
 

@@ -22,7 +22,6 @@ _LATER: Final = frozenset(
         "full_policy",
         "max_pending",
         "rates",
-        "uncertain_policy",
     }
 )
 #: Names with these beginnings are ours.

@@ -21,8 +21,9 @@ from celery_singleflight.claims import (
     Surplus,
     Waits,
 )
-from celery_singleflight.custody import Custody, as_text, calls_of, milliseconds
+from celery_singleflight.custody import as_text, calls_of, milliseconds
 from celery_singleflight.errors import ExecutionKeyReused, ScriptError
+from celery_singleflight.progress import Progress
 from celery_singleflight.script import Value, load
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ _REMEMBER: Final = 3600.0
 Entered = Acquired | Held | Ended | Surplus | Parked | Linger | Led | Merge
 
 
-class Store(Custody):
+class Store(Progress):
     """The path of a run: its lease, its record and its outcome."""
 
     __slots__ = ()
@@ -82,6 +83,7 @@ class Store(Custody):
                 "deaths": "" if claim.max_deliveries is None else claim.max_deliveries,
                 "task": "" if record.execution_key is None else claim.task,
                 "waits": _packed(claim.waits),
+                "ticket": claim.ticket,
             },
         )
         if reply.word == "reused":
@@ -280,6 +282,9 @@ def _held(reply: Any) -> Held:
         turn=reply.turn_ms / 1000,
         waited=(int(reply.now_ms) - int(reply.first_ms)) / 1000,
         first_ms=reply.first_ms.decode(),
+        place=reply.place,
+        tries=reply.tries,
+        ticket=reply.ticket.decode(),
     )
 
 

@@ -26,6 +26,7 @@ from celery_singleflight.handoff import hand_on
 from celery_singleflight.keys import LockKey
 from celery_singleflight.looks import looks_of
 from celery_singleflight.message import publish_again
+from celery_singleflight.patience import warn_of_settings
 from celery_singleflight.slots import recount_slots
 from celery_singleflight.trigger import new_owner
 
@@ -163,6 +164,7 @@ class SweeperStep(StartStopStep):  # type: ignore[misc]
         """Look for the first time, soon."""
         if not self._has_warned and lock_names(consumer.app):
             warn_of_risks(coordination(consumer.app).client)
+            warn_of_settings(consumer.app, getattr(consumer, "initial_prefetch_count", 0) or 0)
             self._has_warned = True
         self._entry = consumer.timer.call_after(_INTERVAL, self._tick, (consumer,))
         if consumer.hub is not None:

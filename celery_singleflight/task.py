@@ -18,6 +18,7 @@ from celery_singleflight.lease import holdings, is_inside
 from celery_singleflight.outcome import settle
 from celery_singleflight.publish import move_call_options
 from celery_singleflight.run import run_trigger
+from celery_singleflight.stepwise import Stepwise
 from celery_singleflight.trigger import is_without_run
 from celery_singleflight.worker import RequestClass
 
@@ -35,7 +36,7 @@ __all__ = ("SingleflightTask", "publishing")
 publishing: ContextVar[SingleflightTask | None] = ContextVar("singleflight_publishing", default=None)
 
 
-class SingleflightTask(Task):
+class SingleflightTask(Stepwise, Task):
     """A task that never overlaps another with the same lock key, and whose execution happens once.
 
     Set it as `base=` of a task, or as `task_cls` of an app. Every option is an attribute, to be given in the decorator; None
@@ -79,6 +80,8 @@ class SingleflightTask(Task):
     max_deliveries: int | None = None
     #: When the store is away before the body: `"requeue"` (default), `"fail"`, or `"run"` without any protection.
     store_error_policy: str | None = None
+    #: What is done about a step that was begun and not recorded: `"rerun"` (default) or `"hold"`.
+    uncertain_policy: str | None = None
 
     # A run that may be repeated safely is repeated when its worker dies.
     acks_late = True

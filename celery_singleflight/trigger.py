@@ -15,7 +15,7 @@ from celery_singleflight import headers as header
 from celery_singleflight.binding import arguments_digest
 from celery_singleflight.claims import Claim, OnHeld, Record, Waits
 from celery_singleflight.custody import GRACE
-from celery_singleflight.errors import OptionError
+from celery_singleflight.errors import LockKeyError, OptionError
 from celery_singleflight.keys import LockKey
 from celery_singleflight.message import pack_message, replace_arguments
 from celery_singleflight.options import CALL_OPTIONS, PREFIX
@@ -110,8 +110,9 @@ class Trigger:
         wait = options.wait_timeout if wait is None else wait
         owner = (request.properties or {}).get(header.OWNER) or new_owner()
         is_parked = policy in PARKING and not request.is_eager
+        ticket = str(self.headers.get(header.PLACE, ""))
         #: Whether its slot may wait for a place for a while.
-        self.may_linger = is_parked
+        self.may_linger = is_parked or bool(ticket)
         record = Record(self._lock_key(), str(request.id), self._execution_key())
         self.claim = Claim(
             record=record,
@@ -133,6 +134,7 @@ class Trigger:
             max_deliveries=options.max_deliveries,
             task=task.name,
             waits=self._waits_as(policy, record.lock_key) if is_parked else _KEPT if options.rescue else _NOT_KEPT,
+            ticket=ticket,
         )
 
     @property
@@ -222,7 +224,7 @@ class Trigger:
         options = self.binding.options
         waits = Waits(keeps=options.rescue, expires=self._expires())
         if policy == "join":
-            digest = self.headers.get(header.DIGEST) or arguments_digest(self.args, self.kwargs)
+            digest = self._payload_digest()
             return waits._replace(digest=digest if lock_key.name == self.task.name else f"{digest} {self.task.name}")
         if policy == "coalesce":
             delay = self._call_option("coalesce_delay")
@@ -231,6 +233,13 @@ class Trigger:
             within = delay * 10 if options.coalesce_within is None else options.coalesce_within
             return waits._replace(which=which, delay=delay, within=within)
         return waits
+
+    def _payload_digest(self) -> str:
+        """Return what tells payloads apart: the arguments by name, or as they came where a default has no canonical form."""
+        try:
+            return arguments_digest((), self.binding.arguments.bind(self.args, self.kwargs))
+        except LockKeyError:
+            return arguments_digest(self.args, self.kwargs)
 
     def _expires(self) -> float | None:
         """Return in how many seconds the message expires, by the clock of this machine, which Celery goes by too."""

@@ -16,7 +16,7 @@ from kombu.serialization import registry
 from celery_singleflight import headers as header, signals
 from celery_singleflight.courier import careful_producer
 from celery_singleflight.errors import Contended, StoreUnavailable
-from celery_singleflight.message import queues_behind
+from celery_singleflight.message import route_of
 from celery_singleflight.policies import LONGEST_DELAY, blind_delay, requeue_delay
 from celery_singleflight.trigger import without_run
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from celery_singleflight.claims import Held, Parked
     from celery_singleflight.trigger import Trigger
 
-__all__ = ("longest_delay", "park", "requeue", "requeue_without_store", "wait_for_successor")
+__all__ = ("driver_of", "longest_delay", "park", "requeue", "requeue_without_store", "wait_for_successor")
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +51,14 @@ def requeue(trigger: Trigger, held: Held) -> NoReturn:
     wait = trigger.claim.wait
     if wait is not None and not held.is_own:
         countdown = max(min(countdown, max(wait - held.waited, 0.0) + 0.01), _least_delay(app))
-    signature = _publish(trigger, countdown, {**_next_copy(trigger), header.FIRST_SEEN: held.first_ms})
+    place = {header.PLACE: held.ticket} if held.ticket else {}
+    signature = _publish(trigger, countdown, {**_next_copy(trigger), header.FIRST_SEEN: held.first_ms, **place})
     signals.requeued.send(
         sender=trigger.task, lock_key=lock_key, task_id=trigger.request.id, countdown=countdown, waits=trigger.waits + 1
     )
     if held.is_own:
-        place = f"while it runs on {held.worker}" if held.worker else "just after its end"
-        trigger.leave(f"was delivered again {place}; a copy looks again in {countdown:.1f} s")
+        when = f"while it runs on {held.worker}" if held.worker else "just after its end"
+        trigger.leave(f"was delivered again {when}; a copy looks again in {countdown:.1f} s")
     raise without_run(Retry(exc=contention, when=countdown, sig=signature))
 
 
@@ -99,8 +100,12 @@ def longest_delay(app: Celery) -> float:
 
 def _least_delay(app: Celery) -> float:
     """Native delayed delivery on quorum queues counts whole seconds, and fails below one."""
-    driver = app.producer_pool.connections.connection.transport.driver_type
-    return 1.0 if detect_quorum_queues(app, driver)[0] else 0.0
+    return 1.0 if detect_quorum_queues(app, driver_of(app))[0] else 0.0
+
+
+def driver_of(app: Celery) -> str:
+    """Return what kombu calls the kind of the broker, such as "amqp" or "redis"."""
+    return str(app.producer_pool.connections.connection.transport.driver_type)
 
 
 def _next_copy(trigger: Trigger) -> dict[str, Any]:
@@ -119,9 +124,6 @@ def _publish(trigger: Trigger, countdown: float, headers: dict[str, Any]) -> Any
     request, task = trigger.request, trigger.task
     kept = {name: value for name, value in trigger.headers.items() if name != "redelivered" and not name.startswith("x-")}
     options: dict[str, Any] = {"countdown": countdown, "headers": {**kept, **headers}, "add_to_parent": False}
-    declare = queues_behind(trigger.binding.app, (request.delivery_info or {}).get("exchange"))
-    if declare:
-        options["declare"] = declare
     content_type = (request.properties or {}).get(header.SERIALIZER)
     if content_type in registry.type_to_name:
         options["serializer"] = registry.type_to_name[content_type]
@@ -129,6 +131,7 @@ def _publish(trigger: Trigger, countdown: float, headers: dict[str, Any]) -> Any
     if compression:
         options["compression"] = compression
     signature = task.signature_from_request(request, **options)
+    signature.options.update(route_of(trigger.binding.app, request))
     while True:
         try:
             with careful_producer(trigger.binding.app) as producer:

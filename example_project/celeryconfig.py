@@ -15,7 +15,7 @@ def every(name: str, otherwise: float | crontab) -> float | crontab:
 
 broker_url = environ.get("SHOP_REDIS_URL", "redis://localhost:6379/0")
 result_backend = broker_url
-include = ("shop.settlement", "shop.invoices", "shop.vendors")
+include = ("shop.settlement", "shop.invoices", "shop.shelves", "shop.vendors")
 task_default_queue = "shop"
 task_time_limit = 600
 

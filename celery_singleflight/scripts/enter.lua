@@ -3,7 +3,7 @@
 -- One decision over everything that belongs together: does this copy of the message still count, has the trigger or its
 -- execution ended already, is its execution under way somewhere, is a place free, and who is next?
 --
--- Uses time, holders, waiting, parking.
+-- Uses time, holders, waiting, parking, places.
 --
 -- KEYS[1] lease       hash: owner token -> who holds the lock key; see shared/holders.lua
 -- KEYS[2] fence       string: the last fencing token
@@ -41,14 +41,17 @@
 --                     linger; the digest of the payload; in how many ms the message expires; of coalesce which arguments
 --                     count, "newest", "first" or "merged"; how long it is held back for others, in ms; how long in all; the
 --                     trigger and the copy of it that the message was merged with. Empty for what does not apply
+-- ARGV[21] ticket     its place in the line of those who wait with the broker; empty when it has none
 --
 -- Returns {"acquired", fence, run, attempt, calls}  it is ours, also when asked again with the same owner token
---      or {"held", what, holder, age_ms, remaining_ms, hold_ms, turn_ms, now_ms, first_ms}  what is "lock"; "execution",
---         the same under another lock key; "own", another delivery runs this trigger or has just ended it; "predecessor",
---         the run that has sent this retry is about to end
+--      or {"held", what, holder, age_ms, remaining_ms, hold_ms, turn_ms, now_ms, first_ms, place, tries, ticket}  what is
+--         "lock"; "execution", the same under another lock key; "own", another delivery runs this trigger or has just ended it;
+--         "predecessor", the run that has sent this retry is about to end. turn_ms is when about it will be its turn; tries,
+--         how often it has looked in vain since anybody has entered
 --      or {"parked", how, holder, age_ms, remaining_ms, place, ticket, calls}  the store has its message, and it will be called;
 --         how is "line" or "group"; "again" when it had been parked before
---      or {"linger", ms, ticket, calls}  it is parked, and may wait so long for the baton before it asks again
+--      or {"linger", ms, ticket, calls}  it is parked or in front of those with the broker, and may wait so long for the baton
+--         before it asks again
 --      or {"led", by}  it gets the outcome of that trigger, as `due` names it
 --      or {"merge", by, copy, message}  this one waits, and its arguments are to be merged into the message; by is empty when the
 --         one it was merged with waits no longer, and its own arguments are to be all
@@ -109,7 +112,8 @@ if is_own or done then
   local age = now - (tonumber(ended_ms) or 0)
   if outcome and not settled and by ~= owner and age < tonumber(grace_ms) then
     redis.call('HSET', trigger, 'generation', generation, 'copy', copy)
-    return {'held', 'own', cjson.encode({task_id, ''}), age, grace_ms - age, 0, 0, text(now), text(tonumber(first_ms) or now)}
+    return {'held', 'own', cjson.encode({task_id, ''}), age, grace_ms - age, 0, 0, text(now), text(tonumber(first_ms) or now),
+            0, 0, ticket}
   end
   if led_by then
     return {'led', led_by}
@@ -179,6 +183,7 @@ local function held(what, since, task, at, ends)
       ending = 'timed out waiting'
     end
     if ending then
+      leave_place_in_line()
       return end_here(ending, cjson.encode({what, task, at, age, remaining}))
     end
   end
@@ -188,19 +193,15 @@ local function held(what, since, task, at, ends)
       leave_message()
     end
   end
-  local hold, turn = tonumber(redis.call('HGET', pace, 'hold_ms')), now
+  local its, linger = {turn = 0, place = 0, tries = 0, ticket = ticket}, nil
   if on_held ~= 'ask' and is_others then
-    -- Each one that waits gets a turn of its own, one hold time after the turn before.
-    local guess = hold or math.max(age, 100)
-    local free = now + math.max(guess - age, 0)
-    turn = math.max(free, tonumber(redis.call('HGET', pace, 'next_ms')) or 0)
-    redis.call('HSET', pace, 'next_ms', text(turn + math.max(guess / tonumber(limit), 1)))
-    if not is_waited_for then
-      keep(pace, 600000)
+    its, linger = take_place(what, since, age, remaining)
+    if linger then
+      return {'linger', linger, '0', calls}
     end
   end
-  return {'held', what, cjson.encode({task, at}), age, remaining, math.floor(hold or 0), math.floor(turn - now), text(now),
-          text(first)}
+  return {'held', what, cjson.encode({task, at}), age, remaining, math.floor(its.hold or 0), math.floor(its.turn), text(now),
+          text(first), its.place, its.tries, its.ticket}
 end
 
 if is_running then
@@ -270,6 +271,7 @@ else
     redis.call('SET', fence, text(token), 'PX', 86400000)
   end
   token = text(token)
+  leave_place_in_line()
   group = about and about.group or (group ~= '' and group) or token
   redis.call('HSET', lease, owner,
              table.concat({text(mine.ends), text(now), token, worker, group, digest or '', task_id}, '\n'))

@@ -95,8 +95,11 @@ end
 if redis.call('EXISTS', pace) == 1 then
   if hold_ms ~= '' then
     local old = tonumber(redis.call('HGET', pace, 'hold_ms') or nil)
-    local hold = math.max(now - (tonumber(since_ms or nil) or now), tonumber(hold_ms), 1)
-    redis.call('HSET', pace, 'hold_ms', text(old and old * 0.7 + hold * 0.3 or hold))
+    local hold = math.max(now - (tonumber(since_ms or nil) or now), 1)
+    -- One that took very long says little of the next; but the place stays taken for so long each time.
+    hold = math.max(old and math.min(hold, old * 4) or hold, tonumber(hold_ms))
+    hold = old and old * 0.7 + hold * 0.3 or hold
+    redis.call('HSET', pace, 'hold_ms', string.format(hold < 100 and '%.1f' or '%.0f', hold))
     if redis.call('HGET', pace, 'stop') == token then
       redis.call('HDEL', pace, 'stop', 'stop_by')
     end

@@ -8,7 +8,7 @@ greatest they have seen of each account: a smaller one comes from the past.
 from __future__ import annotations
 
 import sqlite3
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from os import environ
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ TABLES = """
 CREATE TABLE IF NOT EXISTS fences (account TEXT PRIMARY KEY, token INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS settlements (tenant TEXT NOT NULL, day TEXT NOT NULL, amount INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS invoices (number INTEGER NOT NULL, order_id TEXT NOT NULL, amount INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS shelves (article TEXT PRIMARY KEY, pieces INTEGER NOT NULL, shown INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS prices (vendor TEXT NOT NULL, article TEXT NOT NULL, price INTEGER NOT NULL);
 """
 
@@ -69,6 +70,31 @@ def invoice(order_id: str, amount: int, *, token: int) -> int:
         (last,) = db.execute("SELECT coalesce(max(number), 0) FROM invoices").fetchone()
         db.execute("INSERT INTO invoices VALUES (?, ?, ?)", (last + 1, order_id, amount))
         return last + 1
+
+
+def move(article: str, pieces: int, *, token: int) -> int:
+    """Put pieces of an article on its shelf, or take some away; return how many there are."""
+    with writing(f"shelf {article}", token) as db:
+        db.execute(
+            "INSERT INTO shelves (article, pieces) VALUES (?, ?)"
+            " ON CONFLICT (article) DO UPDATE SET pieces = pieces + excluded.pieces",
+            (article, pieces),
+        )
+        return db.execute("SELECT pieces FROM shelves WHERE article = ?", (article,)).fetchone()[0]
+
+
+def show(article: str, *, token: int) -> int:
+    """Show customers how many pieces of an article there are, and return that."""
+    with writing(f"shown {article}", token) as db:
+        db.execute("UPDATE shelves SET shown = pieces WHERE article = ?", (article,))
+        return db.execute("SELECT coalesce(max(shown), 0) FROM shelves WHERE article = ?", (article,)).fetchone()[0]
+
+
+def takings(day: str) -> int:
+    """Return what was settled on a day for all tenants."""
+    with closing(sqlite3.connect(PATH, timeout=30)) as db:
+        db.executescript(TABLES)
+        return db.execute("SELECT coalesce(sum(amount), 0) FROM settlements WHERE day = ?", (day,)).fetchone()[0]
 
 
 def publish_prices(vendor: str, prices: dict[str, int], *, token: int) -> None:

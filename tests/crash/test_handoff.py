@@ -21,25 +21,36 @@ from aftermath import (
     wait_for_workers,
 )
 from crash_points import arm, deaths, live_overlaps
-from nodes import ValkeyContainer, redis_settings, wait_until
+from nodes import ValkeyContainer, wait_until
 from proxy import Proxy
 from redis import Redis
 from test_lost_processes import begun
 from test_store_trouble import Server
-from waiting_room import get_all, held, line, messages_in_custody, park, park_all, parked, remember_short_runs, values
+from waiting_room import (
+    get_all,
+    held,
+    line,
+    messages_in_custody,
+    park,
+    park_all,
+    parked,
+    remember_short_runs,
+    settings_apart,
+    values,
+)
 
 DIES = ["child", "worker"]
 
 
 @pytest.fixture(scope="module")
 def crew(start_shared, valkey):
-    """Two workers that die where they are told to; their broker gives nothing out again within an hour."""
+    """Two workers with a slot to spare that die where they are told to; their broker gives nothing out again within an hour."""
     server = ValkeyContainer()
     try:
         server.ready()
         more = {"broker_url": f"{server.url}/0", "broker_transport_options": {"visibility_timeout": 3600}}
-        config = redis_settings(valkey.url, singleflight_lease_ttl=2, crash_points=True, **more)
-        yield start_shared(config, workers=2, concurrency=2, app_module=waiting_app)
+        config = settings_apart(valkey.url, singleflight_lease_ttl=2, crash_points=True, **more)
+        yield start_shared(config, workers=2, concurrency=3, app_module=waiting_app)
     finally:
         server.teardown()
 
@@ -163,7 +174,7 @@ def test_a_call_is_published_when_the_broker_is_back(start_place, valkey, rabbit
     parts = urlsplit(rabbitmq)
     door = Door(parts.hostname, parts.port)
     config = {**queue_on_rabbitmq(rabbitmq, "classic"), "broker_url": door.url_for(rabbitmq), "crash_points": True}
-    place = start_place(redis_settings(valkey.url, **config), workers=1, app_module=waiting_app)
+    place = start_place(settings_apart(valkey.url, **config), workers=1, app_module=waiting_app)
     try:
         holder = place.task("line").delay(key, "holder", key)
         begun(place, key)
@@ -193,7 +204,7 @@ def beside_a_store(start_place, valkey):
     store = Server()
     try:
         store.ready()
-        config = redis_settings(valkey.url, singleflight_url=f"{store.url}/0", singleflight_lease_ttl=5)
+        config = settings_apart(valkey.url, singleflight_url=f"{store.url}/0", singleflight_lease_ttl=5)
         yield start_place(config, workers=1, app_module=waiting_app), store
     finally:
         store.teardown()

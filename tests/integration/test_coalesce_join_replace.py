@@ -9,16 +9,16 @@ import waiting_app
 from aftermath import record_of
 from celery import chain, chord
 from celery.exceptions import ChordError, TaskRevokedError, TimeLimitExceeded
-from nodes import redis_settings, wait_until
-from waiting_room import get_all, held, line, park, park_all, parked, values
+from nodes import wait_until
+from waiting_room import get_all, held, line, park, park_all, parked, settings_apart, values
 
-from celery_singleflight import Contended
+from celery_singleflight import Contended, WaitTimeout
 
 
 @pytest.fixture(scope="module")
 def crew(start_shared, valkey):
     """Two workers of three processes; a holder of any policy hears within a second that it is to stop."""
-    return start_shared(redis_settings(valkey.url, singleflight_lease_ttl=3), concurrency=3, app_module=waiting_app)
+    return start_shared(settings_apart(valkey.url, singleflight_lease_ttl=3), concurrency=3, app_module=waiting_app)
 
 
 @pytest.fixture
@@ -164,6 +164,16 @@ def test_fifty_of_a_chord_with_one_payload_are_one_run_with_fifty_equal_results(
     assert parked(place, key) == set()
 
 
+def test_one_payload_may_be_spelled_in_several_ways(place, key):
+    task = place.task("joined")
+    leader = start_holder(place, "joined", key, "payload")
+    spelled = [task.s(key, "payload", key), task.s(key=key, gate=key, payload="payload"), task.s(key, "payload", key, 0)]
+    joined = park_all(place, key, spelled)
+    assert line(place, key) == []
+    place.ledger.open(key)
+    assert get_all([leader, *joined]) == [["payload", 1]] * 4
+
+
 def test_those_who_joined_a_run_that_retries_get_its_last_outcome(place, key):
     task = place.task("joined_retry")
     leader = start_holder(place, "joined_retry", key, "payload", failures=1)
@@ -193,6 +203,36 @@ def test_another_payload_waits_in_line_and_is_joined_there(place, key):
     assert leader.get(timeout=20) == ["first", 1]
     assert get_all(others) == [["second", 2], ["second", 2], ["third", 3], ["second", 2]]
     assert place.ledger.overlaps(key) == 0
+
+
+def test_a_waiting_leader_that_is_revoked_leaves_the_run_to_the_next(place, key):
+    holder = start_holder(place, "newest", key, "holder")
+    first, second, leader = park_all(place, key, [place.task("newest").s(key, value) for value in (1, 2, 3)])
+    leader.revoke()
+    wait_until(lambda: leader.id not in parked(place, key), 10, "a sweeper has withdrawn it")
+    place.ledger.open(key)
+    assert holder.get(timeout=20) == "holder"
+    answers = get_all([first, second])
+    assert answers in ([1, 1], [2, 2])
+    with pytest.raises(TaskRevokedError):
+        leader.get(timeout=20)
+    assert values(place, key) == ["holder", answers[0]]
+
+
+def test_who_has_joined_may_be_revoked_and_may_wait_no_longer(place, key):
+    task = place.task("joined")
+    leader = start_holder(place, "joined", key, "payload")
+    impatient = park(place, key, task.s(key, "payload", key), wait_timeout=1.0)
+    revoked, patient = park_all(place, key, [task.s(key, "payload", key)] * 2)
+    revoked.revoke()
+    with pytest.raises(WaitTimeout):
+        impatient.get(timeout=20)
+    with pytest.raises(TaskRevokedError):
+        revoked.get(timeout=20)
+    place.ledger.open(key)
+    assert get_all([leader, patient]) == [["payload", 1]] * 2
+    assert len(place.ledger.runs(key)) == 1
+    assert outcomes(place, [impatient, revoked, patient]) == ["timed out waiting", "revoked", "succeeded"]
 
 
 # replace

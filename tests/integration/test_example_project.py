@@ -189,6 +189,29 @@ def test_closing_the_month_of_a_busy_account_is_rejected_at_once(shop):
     assert [(amount,)] == shop.rows("SELECT amount FROM settlements WHERE tenant = 'north' AND day = '1999-12-31'")
 
 
+def test_no_move_of_an_article_is_lost_and_customers_are_shown_the_end_of_a_flurry(shop):
+    moves = [shop.send("shelves.move", "apples", 1) for _ in range(20)]
+    assert sorted(move.get(timeout=60) for move in moves) == list(range(1, 21))
+    shown = "SELECT shown FROM shelves WHERE article = 'apples'"
+    wait_until(lambda: shop.rows(shown) == [(20,)], 30, "customers see all of them")
+    wait_until(lambda: shop.count_in_log(r"Task shop\.shelves\.show\[\S+\] succeeded") >= 20, 30, "each was answered")
+    assert shop.count_in_log(r"shop\.shelves\.show\[\S+\] does not run, coalesced") >= 10
+
+
+def test_one_report_is_made_for_all_who_ask_while_it_is_made(shop):
+    asked = [shop.send("shelves.takings", "1999-01-01") for _ in range(5)]
+    assert [answer.get(timeout=30) for answer in asked] == [0] * 5
+    assert shop.count_in_log(r"shop\.shelves\.takings\[\S+\] does not run, succeeded") == 4
+
+
+def test_a_newer_motto_stops_the_dressing_of_the_window(shop):
+    first = shop.send("shelves.dress_window", "autumn")
+    wait_until(lambda: shop.count_in_log(r"Task shop\.shelves\.dress_window\[\S+\] received"), 30, "it is at the worker")
+    second = shop.send("shelves.dress_window", "winter")
+    assert second.get(timeout=30) == "winter"
+    wait_until(lambda: first.state == "REVOKED", 30, "the first is revoked")
+
+
 def test_the_books_refuse_a_writer_with_a_smaller_token(books):
     books.settle("north", "2026-11-01", 100, token=7)
     books.settle("north", "2026-11-02", 200, token=8)

@@ -13,8 +13,8 @@ from aftermath import delete_queue, messages_with, queue_on_rabbitmq, record_of
 from celery import chain, chord
 from celery.canvas import StampingVisitor
 from celery.exceptions import TaskRevokedError
-from nodes import redis_settings, wait_until
-from waiting_room import attention_at, deliveries, get_all, held, line, park, park_all, parked, values
+from nodes import wait_until
+from waiting_room import attention_at, deliveries, get_all, held, line, park, park_all, parked, settings_apart, values
 
 from celery_singleflight import WaitTimeout, lock
 
@@ -41,7 +41,7 @@ def with_queues(config):
 @pytest.fixture(scope="module")
 def crew(start_shared, valkey):
     """Two workers of two processes, whose leases last longer than the tests."""
-    config = with_queues(redis_settings(valkey.url, singleflight_lease_ttl=30))
+    config = with_queues(settings_apart(valkey.url, singleflight_lease_ttl=30))
     return start_shared(config, app_module=waiting_app)
 
 
@@ -200,8 +200,18 @@ def test_what_is_revoked_in_line_leaves_it(place, key):
     assert record_of(place, revoked.id)["outcome"] == "revoked"
 
 
+def test_a_holder_that_is_terminated_makes_room_for_the_next(place, key):
+    holder = place.task("line").delay(key, "holder", f"never-{key}")
+    wait_until(lambda: place.ledger.runs(key), 15, "it runs")
+    waiting = park_all(place, key, in_line(place, key, 2))
+    holder.revoke(terminate=True, signal="SIGKILL")
+    assert get_all(waiting, 20) == [0, 1], "nobody waits for its lease of thirty seconds"
+    assert values(place, key) == ["holder", 0, 1]
+    assert record_of(place, holder.id)["outcome"] == "revoked"
+
+
 def test_a_revoke_outlives_all_workers_that_heard_it(start_place, valkey, key):
-    place = start_place(redis_settings(valkey.url), workers=1, app_module=waiting_app)
+    place = start_place(settings_apart(valkey.url), workers=1, app_module=waiting_app)
     with held(place, key):
         revoked, last = park_all(place, key, in_line(place, key, 2))
         revoked.revoke()
@@ -303,7 +313,7 @@ def test_min_hold_keeps_a_line_apart(place, key):
 
 @pytest.mark.parametrize(("pool", "workers"), [("threads", 1), ("solo", 2)])
 def test_a_line_is_served_in_order_in_this_pool(start_place, valkey, key, pool, workers):
-    config = redis_settings(valkey.url, singleflight_lease_ttl=30)
+    config = settings_apart(valkey.url, singleflight_lease_ttl=30)
     place = start_place(config, pool=pool, concurrency=4, workers=workers, app_module=waiting_app)
     with held(place, key):
         results = park_all(place, key, in_line(place, key, 20, seconds=0.01))
@@ -313,7 +323,7 @@ def test_a_line_is_served_in_order_in_this_pool(start_place, valkey, key, pool, 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_a_line_on_rabbitmq_is_served_in_order_and_arrives_as_it_was_sent(start_place, valkey, rabbitmq, key, kind):
-    config = redis_settings(valkey.url, singleflight_lease_ttl=30, accept_content=["json", "yaml", "pickle"])
+    config = settings_apart(valkey.url, singleflight_lease_ttl=30, accept_content=["json", "yaml", "pickle"])
     place = start_place({**config, **queue_on_rabbitmq(rabbitmq, kind)}, workers=1, app_module=waiting_app)
     try:
         with held(place, key):

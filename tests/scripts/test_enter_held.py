@@ -157,31 +157,6 @@ def test_a_free_lock_key_is_acquired_even_after_the_time_to_wait(desk):
     desk.acquire(desk.claim(wait=0.0, first_ms="1"))
 
 
-def test_those_who_wait_get_turns_one_hold_time_apart(desk):
-    holder, _ = meet(desk, INTO_THE_LOCK)
-    desk.enter(desk.claim("w0"))
-    desk.client.hset(desk.pace_name(holder), mapping={"hold_ms": 40_000, "next_ms": 0})
-
-    turns = [desk.enter(desk.claim(f"w{n}")) for n in range(1, 4)]
-
-    assert [held.hold for held in turns] == [40.0, 40.0, 40.0]
-    assert 35.0 < turns[0].turn <= 40.0
-    assert turns[1].turn - turns[0].turn == pytest.approx(40.0, abs=5.0)
-    assert turns[2].turn - turns[1].turn == pytest.approx(40.0, abs=5.0)
-
-
-def test_with_a_limit_of_two_the_turns_are_twice_as_dense(desk):
-    for n in range(2):
-        desk.acquire(desk.claim(f"h{n}", limit=2))
-    first = desk.claim("w0", limit=2)
-    desk.enter(first)
-    desk.client.hset(desk.pace_name(first), mapping={"hold_ms": 40_000, "next_ms": 0})
-
-    turns = [desk.enter(desk.claim(f"w{n}", limit=2)).turn for n in range(1, 3)]
-
-    assert turns[1] - turns[0] == pytest.approx(20.0, abs=5.0)
-
-
 def test_the_pace_of_a_lock_key_is_only_kept_while_somebody_waits(desk):
     holder, claim = meet(desk, INTO_THE_LOCK)
     name = desk.pace_name(holder)

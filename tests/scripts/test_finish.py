@@ -302,7 +302,7 @@ def test_the_recent_hold_time_is_learned_while_somebody_waits(desk):
         assert isinstance(desk.enter(desk.claim("waiter")), Held)
         desk.client.hset(desk.execution_name(claim), "since_ms", desk.keyspace.now_ms() - seconds * 1000)
         desk.finish(claim, token)
-        return int(desk.client.hget(desk.pace_name(claim), "hold_ms"))
+        return float(desk.client.hget(desk.pace_name(claim), "hold_ms"))
 
     assert held_for(10) == pytest.approx(10_000, abs=2000)
     assert held_for(20) == pytest.approx(0.7 * 10_000 + 0.3 * 20_000, abs=2000)

@@ -23,11 +23,14 @@ HEADERS = {
         ("lease", "fence", *WAITING, *TRIGGER, "due"),
         (
             *("owner", "task_id", "worker", "lock_key", "run", "copy", "previous", "generation", "limit", "ttl_ms", "keep_ms"),
-            *("on_held", "wait_ms", "first_ms", "grace_ms", "message", "member", "deaths", "task", "waits"),
+            *("on_held", "wait_ms", "first_ms", "grace_ms", "message", "member", "deaths", "task", "waits", "ticket"),
         ),
         {
             "acquired": ("fence", "run", "attempt", "calls"),
-            "held": ("what", "holder", "age_ms", "remaining_ms", "hold_ms", "turn_ms", "now_ms", "first_ms"),
+            "held": (
+                *("what", "holder", "age_ms", "remaining_ms", "hold_ms", "turn_ms", "now_ms", "first_ms"),
+                *("place", "tries", "ticket"),
+            ),
             "parked": ("how", "holder", "age_ms", "remaining_ms", "place", "ticket", "calls"),
             "linger": ("ms", "ticket", "calls"),
             "led": ("by",),
@@ -427,7 +430,7 @@ def test_what_a_header_uses_is_there_in_the_body(desk):
 
 
 def test_a_script_runs_with_the_text_of_every_file_that_its_header_uses():
-    assert shared_by("enter") == ["time", "holders", "waiting", "parking"]
+    assert shared_by("enter") == ["time", "holders", "waiting", "parking", "places"]
     for name in HEADERS:
         assert [used for used in sorted(names_in("shared")) if text_of(f"shared/{used}") in load(name).source] == sorted(
             shared_by(name)

@@ -16,11 +16,6 @@ MESSAGES = Section("What a message carries")
 _LATER = datetime.now(UTC) + timedelta(hours=1)
 
 
-_NO_PRIORITY = {
-    ("rabbitmq", CONTENDED): "a message without priority has priority 0 after its wait, as after a retry of Celery's"
-}
-
-
 class Stamp(StampingVisitor):
     def on_signature(self, sig, **headers):
         return {"mark": "blue", "stamped_headers": ["mark"]}
@@ -32,13 +27,13 @@ def another_queue(t):
     return end_of(t.double.apply_async((2,), queue=t.place.queues["other"]))
 
 
-@ROUTING(holds=("double",), defects=_NO_PRIORITY)
+@ROUTING(holds=("double",))
 def topic_exchange(t):
     """A topic exchange, by `queue` and `routing_key`."""
     return end_of(t.double.apply_async((2,), queue=t.place.queues["topic"], routing_key="work.some"))
 
 
-@ROUTING(holds=("double",), defects=_NO_PRIORITY)
+@ROUTING(holds=("double",))
 def fanout_exchange(t):
     """A fanout exchange."""
     return end_of(t.double.apply_async((2,), queue=t.place.queues["fanout"]))
@@ -47,7 +42,6 @@ def fanout_exchange(t):
 @ROUTING(
     holds=("double",),
     absent={("redis", None): "kombu's Redis transport has no headers exchange"},
-    defects=_NO_PRIORITY,
 )
 def headers_exchange(t):
     """A headers exchange."""
@@ -65,7 +59,6 @@ def priority(t):
     absent={
         ("redis", None): "Celery itself loses a retry to a topic exchange: the pool process does not know the exchange's type"
     },
-    defects=_NO_PRIORITY,
 )
 def retry_to_a_topic_exchange(t):
     """`self.retry()` of a message that came through a topic exchange."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
-from nodes import wait_until
+from nodes import redis_settings, wait_until
 
 from celery_singleflight import lock
 
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 
 #: The lock name that most tasks of `waiting_app` share.
 LOCK_NAME = "protected_app.work"
+
+
+def settings_apart(url: str, **more: Any) -> dict[str, Any]:
+    """Settings of a place of whose triggers no other place knows: its sweepers would publish them to their own broker."""
+    return redis_settings(url, singleflight_key_prefix=uuid4().hex[:8], **more)
 
 
 def name_of(place: Any, kind: str, key: str) -> bytes | None:

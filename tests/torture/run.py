@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = make_plan(options.seed, seconds, kinds, rate=options.rate, keys=options.keys, ttl=options.lease_ttl, gap=options.gap)
     store = "with" if options.persistence else "without"
     say(f"seed {options.seed}, plan {plan.digest()}: {len(plan.triggers)} triggers and {len(plan.faults)} faults in")
-    say(f"{seconds:.0f} s, broker {options.broker}, store {store} persistence, sabotage: {options.sabotage or 'none'}")
+    say(f"{seconds:.0f} s, broker {options.broker}, policy {options.policy}, store {store} persistence,")
+    say(f"sabotage: {options.sabotage or 'none'}")
     if options.plan:
         for fault in plan.faults:
             say(f"{fault.at:7.2f} s  {fault.kind:15}  {fault.seconds:.2f} s  {FAULTS[fault.kind]}")
@@ -74,6 +75,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="chosen and printed when not given")
     parser.add_argument("--broker", choices=("redis", "rabbitmq"), default="redis")
     parser.add_argument("--persistence", action=argparse.BooleanOptionalAction, default=True, help="of the store")
+    parser.add_argument("--policy", choices=("requeue", "queue"), default="requeue", help="of all kinds but those that skip")
     parser.add_argument("--only", help=f"classes of faults, comma between them, of: {', '.join(FAULTS)}; or none")
     parser.add_argument("--rate", type=float, default=15.0, help="triggers per second")
     parser.add_argument("--gap", type=float, default=3.5, help="seconds between two faults, on average")
@@ -95,8 +97,13 @@ def _kinds(options: argparse.Namespace) -> list[str]:
         if unknown:
             raise SystemExit(f"no such faults: {', '.join(unknown)}; there are: {', '.join(FAULTS)}")
         return kinds
-    left_out = "empty restart" if options.persistence else "store restart"
-    return [kind for kind in FAULTS if kind != left_out and not (kind == "broker cut" and options.broker == "redis")]
+    left_out = {"empty restart" if options.persistence else "store restart"}
+    if options.broker == "redis":
+        left_out.add("broker cut")
+    if options.policy == "queue":
+        # What is parked is as durable as the store: one that forgets loses it, and there would be nothing to judge.
+        left_out |= {"empty restart", "flushall"}
+    return [kind for kind in FAULTS if kind not in left_out]
 
 
 class Torture:
@@ -121,6 +128,7 @@ class Torture:
             concurrency=options.concurrency,
             ttl=options.lease_ttl,
             sabotage=options.sabotage or "",
+            policy=options.policy,
         )
         try:
             self.reader = Reader(self.directory)

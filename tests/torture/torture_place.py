@@ -96,6 +96,7 @@ class Place:
         concurrency: int,
         ttl: float,
         sabotage: str = "",
+        policy: str = "requeue",
     ) -> None:
         self.directory = directory
         self.is_redis = broker == "redis"
@@ -104,12 +105,12 @@ class Place:
         self._stalls = 0
         self._guard = threading.Lock()
         try:
-            self._start(persistence, workers, concurrency, ttl, sabotage)
+            self._start(persistence, workers, concurrency, {"ttl": ttl, "policy": policy}, sabotage)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, persistence: bool, workers: int, concurrency: int, ttl: float, sabotage: str) -> None:
+    def _start(self, persistence: bool, workers: int, concurrency: int, options: dict[str, Any], sabotage: str) -> None:
         self.store = self._add(ValkeyContainer("store", *(_PERSISTENT if persistence else ())))
         self.results = self._add(ValkeyContainer("broker"))
         for server in (self.store, self.results):
@@ -124,7 +125,8 @@ class Place:
             "task_default_exchange": self.queue,
             "task_default_routing_key": self.queue,
             "result_backend": f"{self.results.url}/1",
-            "singleflight_lease_ttl": ttl,
+            "singleflight_lease_ttl": options["ttl"],
+            "singleflight_contention_policy": options["policy"],
             "worker_prefetch_multiplier": 1,
             "worker_enable_remote_control": False,
             "broker_connection_retry_on_startup": True,

@@ -33,17 +33,24 @@ class Most:
         return high
 
 
-def held(what="lock", *, remaining=30.0, hold=0.0, turn=0.0):
-    return Held(
-        what=what, task_id="t", worker="w", age=1.0, remaining=remaining, hold=hold, turn=turn, waited=0.0, first_ms="1"
-    )
+def held(what="lock", **how):
+    facts = {
+        "task_id": "t",
+        "worker": "w",
+        "age": 1.0,
+        "remaining": 30.0,
+        "hold": 0.0,
+        "turn": 0.0,
+        "waited": 0.0,
+        "first_ms": "1",
+    }
+    return Held(what=what, **{**facts, **how})
 
 
 seconds = st.floats(0, 10_000)
-waiting = st.builds(
-    held, st.sampled_from(["lock", "execution", "own", "predecessor"]), remaining=seconds, hold=seconds, turn=seconds
-)
 counts = st.integers(0, 10_000)
+kinds = st.sampled_from(["lock", "execution", "own", "predecessor"])
+waiting = st.builds(held, kinds, remaining=seconds, hold=seconds, turn=seconds, tries=counts)
 
 
 @given(waiting, counts, st.floats(0.1, 60), st.floats(0, 1))
@@ -56,18 +63,42 @@ def test_a_countdown_is_never_longer_than_the_longest_and_never_shorter_than_the
 
 @given(waiting, counts)
 def test_a_countdown_does_not_get_shorter_with_each_try(held, waits):
-    assert requeue_delay(held, waits, longest=60, chance=Least()) <= requeue_delay(held, waits + 1, longest=60, chance=Least())
+    later = held._replace(tries=held.tries + 1)
+    assert requeue_delay(held, waits, longest=60, chance=Least()) <= requeue_delay(later, waits + 1, longest=60, chance=Least())
 
 
-@pytest.mark.parametrize("turn", [0.5, 3.0, 20.0])
-def test_a_countdown_is_the_turn_that_the_store_has_given(turn):
-    assert requeue_delay(held(hold=0.1, turn=turn), 0, longest=60, chance=Least()) == turn
-    assert requeue_delay(held(hold=0.1, turn=turn), 0, longest=60, chance=Most()) == pytest.approx(turn * 1.2)
+@given(seconds, seconds, counts)
+def test_who_is_further_behind_does_not_come_earlier(near, further, tries):
+    first, second = (held(turn=turn, tries=tries) for turn in (near, near + further))
+    assert requeue_delay(first, 0, longest=60, chance=Least()) <= requeue_delay(second, 0, longest=60, chance=Least())
 
 
-def test_a_wrong_guess_is_not_polled_for():
-    delays = [requeue_delay(held(hold=0.1), waits, longest=60, chance=Least()) for waits in range(6)]
-    assert delays == [0.25, 0.5, 1.0, 2.0, 4.0, 6.0]
+@pytest.mark.parametrize("turn", [0.05, 3.0, 50.0])
+def test_who_waits_comes_a_little_before_its_turn_and_is_spread_by_its_place_rather_than_by_chance(turn):
+    for waits in (0, 7):
+        earliest, latest = (requeue_delay(held(turn=turn), waits, longest=60, chance=chance) for chance in (Least(), Most()))
+        assert 0.9 * turn < earliest < latest < turn
+
+
+def test_those_too_far_behind_do_not_all_look_again_at_the_same_time():
+    assert requeue_delay(held(turn=900.0), 0, longest=60, chance=Least()) == 60.0
+    assert requeue_delay(held(turn=900.0), 0, longest=60, chance=Most()) == 72.0
+
+
+def test_one_whose_turn_it_is_looks_again_at_once():
+    assert 0.0 < requeue_delay(held(turn=0.0), 9, longest=60, chance=Most()) < 0.005
+
+
+def test_a_holder_that_hangs_is_not_polled():
+    delays = [requeue_delay(held(tries=tries), 0, longest=60, chance=Least()) for tries in range(1, 12)]
+    assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
+
+
+@pytest.mark.parametrize(
+    ("remaining", "longest", "delay"), [(30.0, 60.0, 30.0), (5.0, 60.0, 5.0), (0.0, 60.0, 1.0), (30.0, 7.0, 7.0)]
+)
+def test_nobody_is_kept_from_looking_when_a_holder_that_hangs_would_have_lost_its_lease(remaining, longest, delay):
+    assert requeue_delay(held(remaining=remaining, tries=20), 20, longest=longest, chance=Least()) == delay
 
 
 @pytest.mark.parametrize(("remaining", "delay"), [(30.0, 8.0), (5.0, 5.0), (0.0, 1.0)])

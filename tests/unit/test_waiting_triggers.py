@@ -16,6 +16,7 @@ from celery_singleflight.courier import careful_producer
 
 COPY, PREVIOUS = "singleflight_copy", "singleflight_previous"
 WAITS, FIRST_SEEN = "singleflight_waits", "singleflight_first_seen"
+PLACE = "singleflight_place"
 
 
 @pytest.fixture
@@ -91,6 +92,45 @@ def test_it_goes_back_as_a_new_copy_of_the_same_message(place, task):
     third = contend(place, task, second)
     assert (third.headers[WAITS], third.headers[PREVIOUS]) == (2, second.headers[COPY])
     assert third.headers[FIRST_SEEN] == second.headers[FIRST_SEEN]
+
+
+def number_of(message):
+    epoch, number, *_ = message.headers[PLACE].split(":")
+    return epoch, int(number)
+
+
+def test_it_keeps_its_place_in_the_line_from_one_copy_to_the_next(place, task):
+    task.delay("k", 1)
+    task.delay("k", 2)
+    first, second = place.messages()
+    first, second = contend(place, task, first), contend(place, task, second)
+    assert [number_of(message)[1] for message in (first, second)] == [1, 2]
+    again = contend(place, task, second)
+    assert number_of(again) == number_of(second)
+    assert number_of(contend(place, task, first)) == number_of(first)
+
+
+def test_its_countdown_follows_its_place(place, task, told):
+    for value in range(5):
+        task.delay("k", value)
+    with place.held_elsewhere(task.name, "k"):
+        for message in place.messages():
+            place.deliver(message)
+    countdowns = [facts["countdown"] for name, _, facts in told if name == "requeued"]
+    assert countdowns[2:] == sorted(countdowns[2:])
+    assert countdowns[-1] < 1.0
+
+
+@pytest.mark.parametrize("ticket", ["x", 5, "", "1:2:3:4:5"], ids=repr)
+def test_a_place_of_a_foreign_publisher_means_nothing(place, task, runs, ticket):
+    result = task.delay("k", 5)
+    (message,) = place.messages()
+    message.headers[PLACE] = ticket
+    message = contend(place, task, message)
+    assert number_of(message)[1] == 1
+    place.deliver(message)
+    assert result.get(timeout=1) == 5
+    assert len(runs) == 1
 
 
 def test_it_goes_back_in_the_serializer_and_compression_it_came_in(place, task):

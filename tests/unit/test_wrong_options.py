@@ -329,7 +329,6 @@ WRONG = [
             "full_policy",
             "max_pending",
             "rates",
-            "uncertain_policy",
         )
     ),
     # Settings

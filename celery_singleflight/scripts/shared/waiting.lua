@@ -106,6 +106,18 @@ end
 
 -- Call those who are next: as many as there are places, and so many more where runs are short, to be there in time.
 local function call_next(calls, ahead)
+  local hold, limit, gathers, ripe, no_slot = unpack(
+    redis.call('HMGET', pace, 'hold_ms', 'limit', 'gathers', 'ripe_ms', 'no_slot_until'))
+  limit = tonumber(limit or nil) or 1
+  local live, first = holders_now()
+  local lingers = lingerer()
+  -- Who waits with the broker may linger too, and has no ticket.
+  local its_ticket = lingers and tonumber(redis.call('ZSCORE', line, lingers) or nil)
+  if lingers and live < limit and redis.call('LLEN', baton) == 0 and
+     (not its_ticket or called_before(its_ticket) < limit - live) then
+    redis.call('RPUSH', baton, '1')
+    redis.call('PEXPIRE', baton, '2000')
+  end
   local waiting = redis.call('ZCARD', line)
   if waiting == 0 then
     if redis.call('EXISTS', parked) == 0 then
@@ -114,18 +126,8 @@ local function call_next(calls, ahead)
     end
     return
   end
-  local hold, limit, gathers, ripe, no_slot = unpack(
-    redis.call('HMGET', pace, 'hold_ms', 'limit', 'gathers', 'ripe_ms', 'no_slot_until'))
-  limit = tonumber(limit or nil) or 1
   if (tonumber(hold or nil) or SHORT_MS + 1) > SHORT_MS or (tonumber(no_slot or nil) or 0) > now then
     ahead = 0
-  end
-  local live, first = holders_now()
-  local lingers = lingerer()
-  local its_ticket = lingers and live < limit and tonumber(redis.call('ZSCORE', line, lingers) or nil)
-  if its_ticket and called_before(its_ticket) < limit - live and redis.call('LLEN', baton) == 0 then
-    redis.call('RPUSH', baton, '1')
-    redis.call('PEXPIRE', baton, '2000')
   end
   local valid, all = redis.call('ZCOUNT', called, '(' .. text(now), '+inf'), redis.call('ZCARD', called)
   local free = math.max(limit - live, 0)

@@ -47,5 +47,5 @@ def test_the_pace_follows_the_last_runs(desk):
     holder, token, (first,) = desk.line_of("w0")
     desk.make_runs_short(1000)
     desk.end(holder, token)
-    assert 700 <= int(desk.pace()["hold_ms"]) < 1000
+    assert 700 <= float(desk.pace()["hold_ms"]) < 1000
     assert isinstance(desk.come(first), Acquired)

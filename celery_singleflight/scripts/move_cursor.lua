@@ -1,0 +1,30 @@
+-- Move a cursor.
+--
+-- Uses time, holders, overtaken, steps.
+--
+-- KEYS[1] lease      hash: owner token -> who holds the lock key; see shared/holders.lua
+-- KEYS[2] fence      string: the last fencing token
+-- KEYS[3] execution  hash: run record of the execution key
+-- KEYS[4] trigger    hash: record of the trigger; the same key as execution unless the execution key is explicit
+-- KEYS[5] steps      hash: what the execution has done so far; see shared/steps.lua
+-- ARGV[1] owner      owner token of the holder
+-- ARGV[2] token      its fencing token
+-- ARGV[3] limit      how many may hold the lock key
+-- ARGV[4] run        id of the run
+-- ARGV[5] keep_ms    how long what is done is kept at least
+-- ARGV[6] name       of the cursor
+-- ARGV[7] digest     of the payload; empty when there is none
+-- ARGV[8] content_type      of the body
+-- ARGV[9] content_encoding  of the body
+-- ARGV[10] body      where the cursor is to stand
+--
+-- Returns {"moved"}
+--      or {"refused", owner, outcome}  somebody else owns the record or the lock key now, or the run has ended; nothing is changed
+
+local refused = overtaken()
+if refused then
+  return refused
+end
+open_steps()
+redis.call('HSET', steps, 'cursor:' .. name, table.concat({digest, content_type, content_encoding, body}, '\n'))
+return 'moved'
