@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from model_parking import PARKING, Rules
+from model_rules import PARKING, Rules
 
 if TYPE_CHECKING:
-    from model_parking import Reply
+    from model_rules import Reply
     from model_state import State
 
 #: Stages in which the body may have effects, and in which a run has begun and not ended.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from model_parking import PARKING, Asked, Parking, with_calls
+from model_parking import Parking
+from model_rules import PARKING, Asked, with_calls
 from model_state import NO_TICKET, NOBODY, NONE, Line
 from model_waits import NO_GROUP
 
 if TYPE_CHECKING:
-    from model_parking import Reply
+    from model_rules import Reply
     from model_state import Message, Process, Record, Store, Ticket
 
 

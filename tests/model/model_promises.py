@@ -58,7 +58,7 @@ def _broken(config: Config, before: State, step: Step):  # noqa: C901, PLR0912, 
     if worker and known and _are_siblings(known, worker.message):
         yield f"P3 copies multiply: two that were made from one go back, of trigger {worker.message.trigger}"
 
-    if config.parks:
+    if before.store.waits.parked or store.waits.parked:
         yield from broken_for_waiters(config, before, step)
 
     message, most = _ran(before, step), config.max_deliveries

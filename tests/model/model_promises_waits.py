@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from model_parking import calls_in
+from model_rules import calls_in
 from model_state import NONE
 
 if TYPE_CHECKING:
@@ -26,8 +26,17 @@ def broken_for_waiters(config: Config, before: State, step: Step) -> Iterator[st
     for waiter in step.state.store.waits.parked:
         if not _is_looked_after(step.state.store, waiter):
             yield f"P3 no call: trigger {waiter.trigger} is parked, and nobody will call it"
+    if step.action.startswith("finish succeeded") and step.reply[0] == "finished":
+        yield from _unanswered(before, step)
     if step.action.startswith("enter"):
         yield from _of_newcomer(config, before, step)
+
+
+def _unanswered(before: State, step: Step) -> Iterator[str]:
+    worker = before.workers[step.where]
+    line = worker and before.store.line(worker.owner)
+    if line and line.group and line.group in dict(step.state.store.waits.followers).values():
+        yield "P4 unanswered: a run has succeeded, and somebody waits for that still"
 
 
 def nobody_waits(store: Store) -> bool:
@@ -75,13 +84,9 @@ def _of_newcomer(config: Config, before: State, step: Step) -> Iterator[str]:
             yield f"order: trigger {trigger} takes a place that is reserved"
         if uncalled:
             yield f"order: trigger {trigger} passes {uncalled}, who wait in line"
-    elif (
-        step.reply[:2] in (("parked", "line"), ("parked", "again"), ("linger",))
-        and reserved < free
-        and all(waits.is_called(other) for other in others)
-    ):
-        if not waits.follows(trigger):
-            yield f"P3 kept out: trigger {trigger} waits, and nobody is before it"
+    is_first = reserved < free and all(waits.is_called(other) for other in others) and not waits.follows(trigger)
+    if is_first and step.reply[:2] in (("parked", "line"), ("parked", "again"), ("linger",)):
+        yield f"P3 kept out: trigger {trigger} waits, and nobody is before it"
 
 
 def _is_newcomer(config: Config, state: State, trigger: int) -> bool:

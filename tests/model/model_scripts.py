@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from model_entering import Entering
-from model_parking import with_calls
+from model_rules import with_calls
 from model_state import EMPTY, NO_TICKET, NOBODY, NONE
 from model_waits import NO_GROUP
 
 if TYPE_CHECKING:
-    from model_parking import Reply
+    from model_rules import Reply
     from model_state import Process, Record, Store, Ticket
     from model_waits import Call
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from model_config import Step
-from model_parking import calls_in
+from model_rules import calls_in
 from model_state import NONE, Message, Process, with_copy
 from model_waits import Call
 from model_workers import Workers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from model_state import (
     BEFORE_FIRST,
@@ -21,13 +21,19 @@ from model_state import (
 )
 from model_waits import NO_GROUP, NOBODY_WAITS, Call, Waiter, Waits
 
-if TYPE_CHECKING:
-    from model_config import Config
+
+class Looks(NamedTuple):
+    """What somebody looks at in a world."""
+
+    deaths: bool
+    waits: bool
+    groups: bool
+    hold: bool
 
 
-def canonical(state: State, config: Config) -> State:
+def canonical(state: State, looks: Looks) -> State:
     """Return the state that stands for all that differ from this one only in names and in what is past."""
-    return _Names(_Past(state, config).dropped()).put()
+    return _Names(_Past(state, looks).dropped()).put()
 
 
 class _Names:
@@ -167,10 +173,9 @@ def _worker_order(worker: Process | None) -> tuple[object, ...]:
 class _Past:
     """What is past in a state: facts of settled triggers, tickets and expired leases of owners that are gone."""
 
-    def __init__(self, state: State, config: Config) -> None:
+    def __init__(self, state: State, looks: Looks) -> None:
         self.state = state
-        self.config = config
-        self.counts_deaths = config.max_deliveries is not None
+        self.looks = looks
         self.is_settled = [record.is_settled for record in state.store.records[: len(state.told)]]
         self.workers = tuple(map(self.worker, state.workers))
         self.alive = {worker.owner for worker in self.workers if worker} - {SOMEBODY}
@@ -185,7 +190,7 @@ class _Past:
                 fence=store.fence,
                 records=tuple(self.record(place, record) for place, record in enumerate(store.records)),
                 due=tuple(due and not over for due, over in zip(store.due, self.is_settled, strict=True)),
-                waits=self.waits(store.waits) if self.config.parks else NOBODY_WAITS,
+                waits=self.waits(store.waits) if self.looks.waits else NOBODY_WAITS,
             ),
             ready=tuple(map(self.message, state.ready)),
             workers=self.workers,
@@ -204,9 +209,9 @@ class _Past:
 
     def waits(self, waits: Waits) -> Waits:
         """Hold times and groups are kept where somebody goes by them."""
-        if not self.config.is_short:
+        if not self.looks.hold:
             waits = waits._replace(knows_hold=False, pace=waits.pace if waits.pace == "lasts" else "")
-        return waits if self.config.gathers else waits._replace(groups=NO_GROUP)
+        return waits if self.looks.groups else waits._replace(groups=NO_GROUP)
 
     def worker(self, worker: Process | None) -> Process | None:
         if worker is None:
@@ -232,7 +237,7 @@ class _Past:
 
     def lease(self) -> tuple[Line, ...]:
         lease, alive = self.state.store.lease, self.alive
-        if not self.config.gathers:
+        if not self.looks.groups:
             lease = tuple(line._replace(group=NO_GROUP) for line in lease)
         if alive.issuperset(line.owner for line in lease):
             return lease
@@ -241,7 +246,7 @@ class _Past:
 
     def record(self, place: int, record: Record) -> Record:
         is_trigger = place < len(self.state.told)
-        if not self.config.gathers and record.group:
+        if not self.looks.groups and record.group:
             record = record._replace(group=NO_GROUP)
         if is_trigger and record.is_settled:
             return Record(outcome=record.outcome, is_settled=True, by=record.by, concluded_by=record.concluded_by)
@@ -249,7 +254,7 @@ class _Past:
             return Record(outcome=record.outcome, by=record.by)
         if record.owner not in self.alive and record.ticket != NO_TICKET:
             record = record._replace(ticket=NO_TICKET)
-        if not self.counts_deaths and (record.died or record.left_by != NOBODY):
+        if not self.looks.deaths and (record.died or record.left_by != NOBODY):
             record = record._replace(died=0, left_by=NOBODY)
         is_gone = record.owner != NOBODY and record.owner not in self.alive and not record.is_live
-        return record._replace(owner=NOBODY) if is_gone and not self.counts_deaths else record
+        return record._replace(owner=NOBODY) if is_gone and not self.looks.deaths else record

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from model_config import Step
-    from model_parking import Asked, Reply
-    from model_state import Process, State, Store, Ticket
+    from model_rules import Asked, Reply
+    from model_state import Process, State, Store
     from model_waits import Call, Waiter
 
 
@@ -62,11 +62,11 @@ class KeptForEver(Scripts):
         return True
 
 
-class CalledOnce(Scripts):
-    """Who was called and has not come is not called again before those behind it."""
+class PassedAtOnce(Scripts):
+    """Who was called and has not come is passed before it was called again."""
 
-    def call_again(self, waiter: Waiter) -> bool:
-        return False
+    def is_kept(self, waiter: Waiter, *, is_reserved: bool) -> bool:
+        return is_reserved
 
 
 class LookedAtNever(Scripts):
@@ -113,4 +113,6 @@ class FactsGo(Scripts):
 
     def _held(self, store: Store, ask: Asked, what: str) -> tuple[Store, Reply]:
         store, reply = super()._held(store, ask, what)
-        return store._replace(waits=store.waits._replace(pace=store.waits.pace and "goes")), reply
+        if reply[1] in ("lock", "execution"):
+            store = store._replace(waits=store.waits._replace(pace="goes"))
+        return store, reply

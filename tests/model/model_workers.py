@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from model_config import Step
-from model_parking import calls_in
+from model_rules import calls_in
 from model_scripts import Scripts
 from model_state import BEFORE_FIRST, FIRST, NO_TICKET, NONE, SOMEBODY, Message, Process, put, with_copy
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from model_config import Config
-    from model_parking import Reply
+    from model_rules import Reply
     from model_state import State
 
 

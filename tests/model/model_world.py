@@ -5,20 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from model_config import ENDING, IN_BODY, IN_CHILD, RUNNING, Step
-from model_parking import PARKING
+from model_rules import PARKING
+from model_scripts import Scripts
 from model_state import EMPTY, NO_TICKET, NONE, NOTHING_TOLD, Message, Process, State, Store, expired, put, take
 from model_sweeper import Sweeper
-from model_symmetry import canonical
+from model_symmetry import Looks, canonical
 from model_waits import NOBODY_WAITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from model_config import Config
     from model_waits import Waits
 
 
 class World(Sweeper):
     """Every step that can be taken from a state."""
+
+    def __init__(self, config: Config, scripts: type[Scripts] = Scripts) -> None:
+        super().__init__(config, scripts)
+        self.looks = Looks(config.max_deliveries is not None, config.parks, config.gathers, config.is_short)
 
     def start(self) -> State:
         """All triggers are published, and nothing has happened."""
@@ -43,7 +49,7 @@ class World(Sweeper):
         )
 
     def canonical(self, state: State) -> State:
-        return canonical(state, self.config)
+        return canonical(state, self.looks)
 
     def steps(self, state: State) -> Iterator[Step]:
         idle = next((slot for slot, worker in enumerate(state.workers) if worker is None), None)

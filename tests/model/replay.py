@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from model_parking import calls_in
+from model_rules import calls_in
 from model_state import FIRST, NONE
-from model_world import World
 from replay_view import LOCK, View, copy_name, owner_name
 
 from celery_singleflight.claims import (
@@ -31,11 +29,11 @@ from celery_singleflight.lease import Lease
 from celery_singleflight.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from random import Random
+    from collections.abc import Iterable
 
-    from model_config import Config, Step
+    from model_config import Step
     from model_state import Process, State
+    from model_traces import Trace
 
     from celery_singleflight.claims import Handout
 
@@ -65,40 +63,6 @@ if redis.call('HEXISTS', pace, 'hold_ms') == 1 then
 end
 redis.call('PERSIST', baton)
 """
-
-Trace = list[tuple["State", "Step"]]
-
-
-def short_traces(config: Config, depth: int) -> Iterator[Trace]:
-    """Yield ways through every state and every answer that can be met within so many steps."""
-    world = World(config)
-    start = world.start()
-    seen = {hash(world.canonical(start))}
-    ahead: deque[tuple[State, Trace]] = deque([(start, [])])
-    while ahead:
-        state, trace = ahead.popleft()
-        is_last = True
-        for step in world.steps(state) if len(trace) < depth else ():
-            number = hash(world.canonical(step.state))
-            if number not in seen:
-                seen.add(number)
-                ahead.append((step.state, [*trace, (state, step)]))
-                is_last = False
-            elif step.reply:
-                yield [*trace, (state, step)]
-        if is_last:
-            yield trace
-
-
-def random_trace(config: Config, length: int, chance: Random) -> Trace:
-    """Return a walk of that length, or until nothing can happen any more."""
-    world = World(config)
-    state, trace = world.start(), []
-    while len(trace) < length and (steps := list(world.steps(state))):
-        step = chance.choice(steps)
-        trace.append((state, step))
-        state = step.state
-    return trace
 
 
 class Halves(Store):

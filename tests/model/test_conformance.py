@@ -7,7 +7,11 @@ from random import Random
 import pytest
 from cluster import Keyspace
 from model_config import ALL_FAULTS, Config
-from replay import Halves, Replay, random_trace, short_traces
+from model_rules import calls_in
+from model_state import NONE
+from model_traces import first_trace, random_trace, short_traces
+from model_worlds import WAITING as WORLDS_OF_WAITING
+from replay import Halves, Replay
 
 from celery_singleflight.keys import KeySpace
 from celery_singleflight.servers import connect
@@ -39,6 +43,44 @@ WAITING = {
     "deaths in a queue": PARKED._replace(max_deliveries=2, retries=0),
     "a store that forgets who waits": PARKED._replace(forgets=1, is_short=True),
 }
+
+
+def is_recall_of_one_that_has_entered(before, step):
+    return step.action == "recall" and step.reply[0] == "gone" and before.store.records[step.where].message != NONE
+
+
+def is_abandon_beside_a_parked_copy(before, step):
+    worker = step.action == "abandon" and before.workers[step.where]
+    waiter = worker and before.store.waits.waiter(worker.message.trigger)
+    return waiter and waiter.by != worker.owner == before.store.records[waiter.trigger].owner
+
+
+def is_finish_beside_a_parked_copy(before, step):
+    worker = step.action.startswith("finish") and step.reply[0] == "finished" and before.workers[step.where]
+    return worker and before.store.waits.waiter(worker.message.trigger) is not None
+
+
+def is_held_while_somebody_waits(before, step):
+    return step.reply[:2] == ("held", "lock") and bool(before.store.waits.parked)
+
+
+def is_called_twice(before, step):
+    return any(before.store.waits.is_called(call.trigger) for call in calls_in(step.reply))
+
+
+def is_led_by_a_look(before, step):
+    return step.reply == ("later",) and step.state.store.waits.line != before.store.waits.line
+
+
+#: What has gone wrong once, or may, and the world in which it is met.
+WAYS = [
+    (is_recall_of_one_that_has_entered, "a queue, any fault"),
+    (is_abandon_beside_a_parked_copy, "a queue, any fault"),
+    (is_finish_beside_a_parked_copy, "a queue, any fault"),
+    (is_held_while_somebody_waits, "a queue beside one that goes back"),
+    (is_called_twice, "a line, late messages"),
+    (is_led_by_a_look, "join, any fault"),
+]
 DEATHS = ANY._replace(keys=(None,), policies=("wait",), retries=0, max_deliveries=2)
 
 
@@ -63,6 +105,13 @@ def test_random_traces_of_who_waits_give_the_same_answers_and_leave_the_same(pla
     replay = Replay(*place, WAITING[name])
     for seed in range(WALKS):
         replay.run(random_trace(WAITING[name], LONG_WALK, Random(seed)))
+
+
+@pytest.mark.parametrize(("is_met", "world"), WAYS, ids=[way.__name__ for way, _ in WAYS])
+def test_the_way_to_it_gives_the_same_answers_and_leaves_the_same(place, is_met, world):
+    config = WORLDS_OF_WAITING[world]
+    trace = first_trace(config, is_met)
+    Replay(*place, config).run(trace)
 
 
 @pytest.mark.parametrize("name", ["two triggers", "one execution key"])
