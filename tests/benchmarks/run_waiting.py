@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from waiting_app import HAND_WRITTEN, POLICIES
+from crowd_app import HAND_WRITTEN, POLICIES
 from waiting_scenarios import SCENARIOS, Run, WaitingReport
 
 from celery_singleflight.options import OPTIONS

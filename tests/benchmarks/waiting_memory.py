@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
-from waiting_app import LOCK_NAME
+from crowd_app import LOCK_NAME
 from waiting_place import own_key
 
 from celery_singleflight import lock

@@ -15,7 +15,7 @@ import psutil
 import redis
 from amqp.exceptions import NotFound
 from bench_environment import ProcessContainer, ValkeyContainer, environment, new_directory, wait_until
-from waiting_app import make_app
+from crowd_app import make_app
 from waiting_notes import Notes
 from waiting_order import Turn, out_of_order
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 RABBITMQ = os.environ.get("TEST_RABBITMQ_URL", "amqp://guest:guest@127.0.0.1:5672//")
 #: Seconds without any progress after which what is still to come is taken for lost; more than the longest countdown.
 PATIENCE = 100.0
-_WORKER = ["celery", "-A", "waiting_app", "worker", "-P", "prefork", "-l", "warning", "--without-gossip", "--without-mingle"]
+_WORKER = ["celery", "-A", "crowd_app", "worker", "-P", "prefork", "-l", "warning", "--without-gossip", "--without-mingle"]
 KEY = "the-key"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from copy import copy
+from hashlib import sha1
 from typing import Any
 
 from celery_singleflight import custody, heartbeat, script, store, sweeper
@@ -10,12 +12,12 @@ from celery_singleflight import custody, heartbeat, script, store, sweeper
 
 def _change(module: object, name: str, old: str, new: str) -> None:
     """Change the text of a loaded script, by a pattern; one that is not there any more is an error."""
-    whole: script.Script = getattr(module, name)
-    _, _, text = whole.source.partition("\n")
-    text, count = re.subn(old, new, text)
+    changed: script.Script = copy(getattr(module, name))
+    changed.source, count = re.subn(old, new, changed.source)
     if not count:
-        raise ValueError(f"script {whole.name} has no {old!r}")
-    setattr(module, name, script.Script(whole.name, text))
+        raise ValueError(f"script {changed.name} has no {old!r}")
+    changed.sha = sha1(changed.source.encode(), usedforsecurity=False).hexdigest()
+    setattr(module, name, changed)
 
 
 def _change_finish(**changed: Any) -> None:
@@ -55,7 +57,7 @@ def same_token() -> None:
 
 def no_callbacks_after_death() -> None:
     """What follows an outcome is taken for sent when it is not."""
-    _change(store, "_FINISH", "return 'finished'", "redis.call('HSET', trigger, 'settled', '1') return 'finished'")
+    _change(store, "_FINISH", r"return 'finished\\n'", r"redis.call('HSET', trigger, 'settled', '1') return 'finished\\n'")
 
 
 def no_handout() -> None:

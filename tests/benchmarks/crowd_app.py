@@ -107,7 +107,8 @@ def _hold(task_id: str, gate: str) -> None:
 
 def ticket_of(entered: Any) -> int | None:
     """The trigger's place in the order in which the store has seen them arrive, when its answer to `enter` tells it."""
-    return getattr(entered, "ticket", None)
+    ticket = getattr(entered, "ticket", None)
+    return ticket if isinstance(ticket, int) and ticket else None  # that of a requeued one is a text, and its own business
 
 
 def _note_arrivals() -> None:
