@@ -102,9 +102,13 @@ class Scripts(Entering):
         place = self.rules.execution(trigger)
         store = self.release(store, owner)
         run, own = store.records[place], store.records[trigger]
-        if died and not run.outcome and owner in (run.owner, own.left_by) and run.run_generation == own.generation:
+        is_over = bool(run.outcome or own.outcome)
+        if place != trigger and run.owner == owner and own.outcome and not run.outcome:
+            # The main process has given the trigger its outcome while this run lived.
+            store = store.forget(place)
+        if died and not is_over and owner in (run.owner, own.left_by) and run.run_generation == own.generation:
             store = store.change(trigger, died=own.died + 1, left_by=NOBODY)
-        is_left = run.owner == owner and not (run.outcome or own.outcome)
+        is_left = run.owner == owner and not is_over
         if is_left:
             store = store.change(place, owner=NOBODY, is_live=False, ticket=NO_TICKET)
             if not died:
