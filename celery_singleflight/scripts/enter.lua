@@ -316,7 +316,7 @@ else
   end
 end
 redis.call('HSET', execution, unpack(record))
-if newest or about then
+if newest or about or outcome then
   redis.call('HDEL', trigger, 'handouts', 'left_by', 'died', 'parked', 'member')
 end
 if died > 0 then

@@ -232,6 +232,21 @@ def test_entering_begins_a_new_count_of_handouts(desk, execution_key):
     assert desk.rescue(claim) == Handout(BODY, "c1", "", 1)
 
 
+def test_entering_begins_a_new_count_of_handouts_though_the_store_forgot_which_message_counts(desk):
+    claim = desk.claim(execution_key="invoice:1", message=BODY)
+    token = desk.acquire(claim).token
+    desk.keyspace.clear()
+    desk.finish(claim, token)
+    desk.enter(claim)
+    end_long_ago(desk, claim)
+    assert desk.rescue(claim) == Handout(BODY, "", "succeeded", 1)
+    desk.client.delete(desk.execution_name(claim))
+
+    desk.acquire(claim)
+
+    assert "handouts" not in desk.trigger(claim)
+
+
 def test_a_handed_out_copy_that_is_answered_is_settled_and_comes_no_more(desk):
     claim = desk.claim(message=BODY)
     desk.run(claim)

@@ -16,12 +16,16 @@ from celery_singleflight import (
     LockKeyError,
     OptionError,
     Outcome,
+    PayloadChanged,
     Replaced,
     ResultUnavailable,
     ScriptError,
     SingleflightError,
     SingleflightTask,
     Skipped,
+    StepError,
+    StepResultUnavailable,
+    StepUncertain,
     StoreUnavailable,
     WaitTimeout,
     current_execution,
@@ -110,6 +114,7 @@ def every_option_has_a_type(task: SingleflightTask) -> None:
     assert_type(task.skip_result, Any)
     assert_type(task.idempotent_on, Any)
     assert_type(task.result_ttl, float | None)
+    assert_type(task.uncertain_policy, str | None)
 
 
 def contention_says_who_and_for_how_long(error: Contended) -> None:
@@ -129,11 +134,16 @@ def errors_are_one_tree() -> None:
         StoreUnavailable("x"),
         FencingUnavailable("billing[]"),
         ResultUnavailable("key", "reason"),
+        StepError("x"),
+        StepResultUnavailable("key", "step", "reason"),
+        StepUncertain("key", "step", 2, "w", 1.0),
+        PayloadChanged("key", "step charge"),
         Contended("billing[]"),
         Skipped("billing[]", "t", "w", 1.0, 2.0),
         WaitTimeout("billing[]"),
     ]
     configuration: ConfigurationError = OptionError("x")
+    wrong_value: ValueError = StepError("x")
     contended: list[Contended] = [Skipped("billing[]"), WaitTimeout("billing[]")]
     lost: BaseException = LeaseLost("billing[]", "taken")
     no_error: Exception = LeaseLost("billing[]")  # type: ignore[assignment]
@@ -143,10 +153,14 @@ def errors_are_one_tree() -> None:
     assert_type(Replaced("billing[]", "t2").by, str)
     assert_type(LeaseLost("billing[]").reason, str)
     assert_type(ResultUnavailable("key", "reason").execution_key, str)
+    assert_type(StepResultUnavailable("key", "step", "reason").step, str)
+    assert_type(StepUncertain("key", "step").attempt, int)
+    assert_type(StepUncertain("key", "step").age, float)
+    assert_type(PayloadChanged("key", "step charge").what, str)
     assert_type(FencingUnavailable("billing[]").lock_key, str)
     assert_type(errors[0], SingleflightError)
     assert_type(contended[0], Contended)
-    raise lost from (configuration or no_error or replaced)
+    raise lost from (configuration or wrong_value or no_error or replaced)
 
 
 def an_outcome_is_one_of_its_words(outcome: Outcome) -> str:

@@ -25,6 +25,7 @@ from celery_singleflight.errors import (
     MaxHoldExceeded,
     NestedLeaseLost,
     OptionError,
+    PayloadChanged,
     PayloadMismatch,
     Replaced,
     ResultUnavailable,
@@ -32,6 +33,9 @@ from celery_singleflight.errors import (
     SingleflightError,
     Skipped,
     StaleToken,
+    StepError,
+    StepResultUnavailable,
+    StepUncertain,
     StoreUnavailable,
     WaitTimeout,
 )
@@ -79,6 +83,35 @@ MESSAGES = [
     ),
     (PayloadMismatch("invoice:42", ""), "execution key invoice:42 was recorded by its task with another payload"),
     (StaleToken("billing[7]", 5, 7), "billing[7] has seen fencing token 7, so a write with 5 comes too late"),
+    (StepError("no step"), "no step"),
+    (
+        StepResultUnavailable("invoice:42", "charge", "too odd"),
+        (
+            "step charge of execution invoice:42 is done and will not be done again, but its result is not stored: too odd; "
+            "have it return what serialises, or give it its result with resolve_step"
+        ),
+    ),
+    (
+        StepUncertain("invoice:42", "charge", 2, "w1@host", 1.23),
+        (
+            "step charge of execution invoice:42 was begun by w1@host 1.2 s ago and not recorded: find out whether it "
+            "happened, and say so with resolve_step"
+        ),
+    ),
+    (
+        StepUncertain("invoice:42", "charge"),
+        (
+            "step charge of execution invoice:42 was begun by unknown 0.0 s ago and not recorded: find out whether it "
+            "happened, and say so with resolve_step"
+        ),
+    ),
+    (
+        PayloadChanged("invoice:42", "step charge"),
+        (
+            "step charge of execution invoice:42 was reached with other arguments of the task: give other arguments an "
+            "execution key of their own, give a checkpoint or cursor an on_change, or begin anew after forget_steps"
+        ),
+    ),
     (LeaseLost("billing[7]"), "the lease on billing[7] is lost"),
     (LeaseLost("billing[7]", "taken"), "the lease on billing[7] is lost: taken"),
     (Replaced("billing[7]", "t2"), "the run on billing[7] is replaced by t2"),

@@ -17,7 +17,8 @@ POLICIES = "'requeue', 'queue', 'skip', 'coalesce', 'replace', 'join' or 'reject
 KEEP = "'newest', 'first', or a function of the waiting and the new arguments, each a dict by name"
 TASK_OPTIONS = (
     "coalesce_delay, coalesce_keep, coalesce_within, contention_policy, idempotent_on, lease_ttl, lock_limit, lock_name, "
-    "lock_on, max_deliveries, max_hold, min_hold, rescue, result_ttl, skip_as, skip_result, store_error_policy, wait_timeout"
+    "lock_on, max_deliveries, max_hold, min_hold, rescue, result_ttl, skip_as, skip_result, store_error_policy, "
+    "uncertain_policy, wait_timeout"
 )
 CALL_OPTIONS = "coalesce_delay, contention_policy, execution_key, wait_timeout"
 SETTINGS = ", ".join(
