@@ -102,9 +102,13 @@ class Scripts(Entering):
         place = self.rules.execution(trigger)
         store = self.release(store, owner)
         run, own = store.records[place], store.records[trigger]
-        if died and not run.outcome and owner in (run.owner, own.left_by) and run.run_generation == own.generation:
+        is_over = bool(run.outcome or own.outcome)
+        if place != trigger and run.owner == owner and own.outcome and not run.outcome:
+            # The main process has given the trigger its outcome while this run lived.
+            store = store.forget(place)
+        if died and not is_over and owner in (run.owner, own.left_by) and run.run_generation == own.generation:
             store = store.change(trigger, died=own.died + 1, left_by=NOBODY)
-        is_left = run.owner == owner and not (run.outcome or own.outcome)
+        is_left = run.owner == owner and not is_over
         if is_left:
             store = store.change(place, owner=NOBODY, is_live=False, ticket=NO_TICKET)
             if not died:
@@ -117,15 +121,18 @@ class Scripts(Entering):
             store = store.change(trigger, generation=generation, copy=NONE, died=0, left_by=NOBODY)
         if again:
             return self._call_ahead(store, ("abandoned",))
-        calls: list[Call] = []
-        waiter = store.waits.waiter(trigger)
-        if waiter and waiter.by == owner:
+        return self._leave_group(store, process, is_gone=is_left and generation == NONE)
+
+    def _leave_group(self, store: Store, process: Process, *, is_gone: bool) -> tuple[Store, Reply]:
+        """A retry comes again by itself; any other message may be gone, and those who wait for its outcome go on."""
+        trigger, calls = process.message.trigger, []
+        waiter, group = store.waits.waiter(trigger), store.records[trigger].group
+        if waiter and waiter.by == process.owner:
             # It was parked, and the one that asked has not been told so.
             store = store._replace(waits=store.waits.forget(trigger)).change(trigger, is_parked=False)
             store = self.end_group(store, calls, waiter.group, trigger, "")
-        if is_left and generation == NONE:
-            # A retry comes again by itself; any other message may be gone.
-            store = self.end_group(store.change(trigger, group=NO_GROUP), calls, own.group, trigger, "")
+        if is_gone:
+            store = self.end_group(store.change(trigger, group=NO_GROUP), calls, group, trigger, "")
         return self._call_ahead(store, ("abandoned",), calls)
 
     def conclude(self, store: Store, process: Process, outcome: str, *, release: bool, is_told: bool) -> tuple[Store, Reply]:

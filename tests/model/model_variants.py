@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from model_config import Step
-    from model_scripts import Reply
+    from model_rules import Reply
     from model_state import Message, Process, Record, State, Store, Ticket
 
 
@@ -68,11 +68,11 @@ class RescueUnderLease(Scripts):
     def is_running(self, run: Record, trigger: int) -> bool:
         return False
 
-    def enter(self, store: Store, process: Process, given: Ticket) -> tuple[Store, Reply]:
+    def enter(self, store: Store, process: Process, given: Ticket, *, linger: bool = False) -> tuple[Store, Reply]:
         run = store.records[self.rules.execution(process.message.trigger)]
         if run.is_live and run.owner != process.owner and process.message.copy != store.records[process.message.trigger].copy:
             store = self.release(store, run.owner).change(self.rules.execution(process.message.trigger), is_live=False)
-        return super().enter(store, process, given)
+        return super().enter(store, process, given, linger=linger)
 
 
 class RescueOnce(Scripts):

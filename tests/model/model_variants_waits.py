@@ -116,3 +116,10 @@ class FactsGo(Scripts):
         if reply[1] in ("lock", "execution"):
             store = store._replace(waits=store.waits._replace(pace="goes"))
         return store, reply
+
+
+class RevokedLeavesFacts(Scripts):
+    """`conclude` of the last one that waits lets the facts of the lock key stay."""
+
+    def _call_ahead(self, store: Store, reply: Reply, calls: list[Call] | None = None) -> tuple[Store, Reply]:
+        return super()._call_ahead(store, reply, calls) if store.waits.parked else (store, reply)

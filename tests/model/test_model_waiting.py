@@ -48,6 +48,7 @@ VARIANTS = [
     (wrong.RecallLetsGo, "P3 no rescue", "a queue, any fault"),
     (wrong.AbandonLetsGo, "P3 no call", "a queue, any fault"),
     (wrong.FinishBesideTheParked, "P3 no call", "a queue, any fault"),
+    (wrong.RevokedLeavesFacts, "left over", "join, one revoked"),
     (wrong.FactsGo, "P3 forgotten", "a line beside one that goes back"),
 ]
 
