@@ -82,8 +82,9 @@ class Waits(NamedTuple):
     """How a trigger waits when it has to. Durations in seconds.
 
     `keeps` is whether the store keeps the message while it runs; `linger` for how long its slot may wait; `digest` is of the
-    payload; `which` arguments count under `coalesce`, "newest", "first" or "merged" with that waiting `merged_with` in its copy
-    `merged_copy`; it is held back for `delay` after the last, for `within` in all.
+    payload, or under `coalesce` tells apart the tasks of one lock name; `which` arguments count under `coalesce`, "newest",
+    "first" or "merged" with that waiting `merged_with` in its copy `merged_copy`; it is held back for `delay` after the last,
+    for `within` in all.
     """
 
     keeps: bool = True

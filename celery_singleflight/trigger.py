@@ -223,15 +223,16 @@ class Trigger:
     def _waits_as(self, policy: str, lock_key: LockKey) -> Waits:
         options = self.binding.options
         waits = Waits(keeps=options.rescue, expires=self._expires())
+        # Where tasks share a lock key, none of them gives another the outcome of its run.
+        among = "" if lock_key.name == self.task.name else self.task.name
         if policy == "join":
-            digest = self._payload_digest()
-            return waits._replace(digest=digest if lock_key.name == self.task.name else f"{digest} {self.task.name}")
+            return waits._replace(digest=f"{self._payload_digest()} {among}".rstrip())
         if policy == "coalesce":
             delay = self._call_option("coalesce_delay")
             delay = options.coalesce_delay if delay is None else delay
             which = "merged" if callable(options.coalesce_keep) else options.coalesce_keep
             within = delay * 10 if options.coalesce_within is None else options.coalesce_within
-            return waits._replace(which=which, delay=delay, within=within)
+            return waits._replace(digest=among, which=which, delay=delay, within=within)
         return waits
 
     def _payload_digest(self) -> str:

@@ -36,7 +36,8 @@ local until_ms = tonumber(about.until_ms) or now + LOOK_MS
 if not must_come and until_ms > now then
   redis.call('ZADD', due, text(math.min(until_ms, now + LOOK_MS)), member)
   if follows and is_left_alone(about.follows) then
-    lead(member, about, message, about.follows)
+    local heir, its, its_message = heir_of(about.follows)
+    lead(heir, its, its_message, about.follows)
     look_at(now)
   end
   return {'later'}

@@ -103,7 +103,11 @@ local function put_by(group, follows)
   leave_message()
   about = {first = text(tonumber(first_ms) or now), copy = copy, by = owner, kind = before and before.kind or on_held,
            group = group or (about and about.group), follows = follows, digest = digest ~= '' and digest or nil,
-           merged = (merged_with ~= '' or (before and before.merged)) and '1' or nil}
+           merged = (merged_with ~= '' or (before and before.merged)) and '1' or nil,
+           at = before and before.at, oldest = before and before.oldest or (which == 'first' and '1' or nil)}
+  if not about.at and about.kind ~= 'queue' then
+    about.at = text(clock[1] * 1000000 + clock[2])
+  end
   redis.call('PERSIST', pace)
   redis.call('HSET', pace, 'limit', limit)
   local deadline = wait_ms ~= '' and about.first + wait_ms or nil
@@ -198,9 +202,18 @@ end
 local function gather()
   local current = redis.call('HGET', pace, 'gathers')
   current = current and redis.call('ZSCORE', line, current) and current
+  local foreign = current and (waiter(current).digest or '') ~= digest
+  if foreign then
+    current = nil
+  end
   if merged_with ~= '' and not current then
     -- It runs by itself, and so must this one.
     return {'merge', '', '', ''}
+  end
+  if foreign then
+    -- Another task gathers its own. This one must run by itself, in line.
+    on_held = 'queue'
+    return
   end
   if current then
     local its, its_message = waiter(current)

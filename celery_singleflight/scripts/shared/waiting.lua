@@ -9,8 +9,9 @@
 --   called     sorted set: trigger -> store time in ms until which a place is reserved for it; its message is under way
 --   parked     hash: trigger -> a line of JSON, its message. The JSON has first, store time in ms of the first contention; copy,
 --              of the message; by, the owner token of the delivery that brought it; until_ms, when it has waited too long; kind,
---              its policy; digest, of its payload; merged, when the message has arguments of others too; group, of those who get
---              its outcome; follows, the group whose outcome it gets; leader, who that was, once it is there; again, that it was
+--              its policy; at, when it came, in us, if it may get the outcome of another; oldest, that under coalesce the first
+--              arguments count; digest, of its payload, or its task where others coalesce under the lock key too; merged, when
+--              the message has arguments of others too; group, of those who get its outcome; follows, the group whose outcome it gets; leader, who that was, once it is there; again, that it was
 --              called twice; replaced, the task id of who has taken its place
 --   followers  sorted set: trigger -> group whose outcome it will get
 --   baton      list: there for whoever lingers, when a place is free
@@ -227,6 +228,25 @@ local function lead(member, about, message, group)
   end
 end
 
+-- Return who of a group is to run when its leader does not, what is known of it, and its message: of those that are coalesced the
+-- one whose arguments count, which may be merged from those of the others; else who came first.
+local function heir_of(group)
+  local heir, its, its_message, its_rank
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', followers, group, group)) do
+    local about, message = waiter(member)
+    if about then
+      local at = tonumber(about.at or nil) or 0
+      local rank = about.kind == 'coalesce' and not about.oldest and at or -at
+      if not heir or rank > its_rank then
+        heir, its, its_message, its_rank = member, about, message, rank
+      end
+    else
+      redis.call('ZREM', followers, member)
+    end
+  end
+  return heir, its, its_message
+end
+
 -- The one that leads a group has its outcome: its followers get the same, or one of them becomes the next to run.
 local function end_group(calls, group, leader, outcome)
   if not group or group == '' then
@@ -236,15 +256,14 @@ local function end_group(calls, group, leader, outcome)
   if not first then
     return
   end
-  local about, message = waiter(first)
+  local about = waiter(first)
   if outcome == 'succeeded' or (outcome == 'failed' and about and about.kind == 'coalesce') then
     redis.call('HSET', pace, 'ended:' .. group, leader)
     answer_followers(calls, group, 8)
     return
   end
-  if about then
-    return lead(first, about, message, group)
+  local heir, its, message = heir_of(group)
+  if heir then
+    lead(heir, its, message, group)
   end
-  redis.call('ZREM', followers, first)
-  return end_group(calls, group, leader, outcome)
 end

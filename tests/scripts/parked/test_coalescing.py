@@ -103,6 +103,35 @@ def test_a_lost_reply_does_not_make_it_take_its_own_place(desk):
     assert (desk.line(), set(desk.followers())) == (["c1"], {"c0"})
 
 
+@pytest.mark.parametrize("which", ["newest", "first", "merged"])
+def test_another_task_under_the_same_lock_key_is_not_coalesced_with_what_waits(desk, which):
+    holder, token = desk.hold()
+    first = coalesced(desk, "a0", which, digest="task a")
+
+    other = coalesced(desk, "b0", which, digest="task b")
+
+    assert (desk.line(), desk.followers()) == (["a0", "b0"], {})
+    assert desk.end(holder, token) == ["a0"]
+    assert desk.run_called(first) == ["b0"]
+    assert isinstance(desk.come(other), Acquired)
+
+
+def test_who_has_merged_with_one_that_has_gone_is_not_merged_with_that_of_another_task(desk):
+    desk.hold()
+    first = coalesced(desk, "a0", "merged", digest="task a")
+    slow = desk.waits("a1", "coalesce", which="merged", digest="task a")
+    asked = desk.enter(slow)
+    desk.withdraw(first)
+    coalesced(desk, "b0", "merged", digest="task b")
+
+    waits = slow.waits._replace(merged_with=asked.by, merged_copy=asked.copy)
+    answer = desk.enter(slow._replace(message=b"a0+a1", waits=waits))
+
+    assert answer == Merge("", "", b"")
+    assert isinstance(desk.enter(slow), Parked)
+    assert desk.line() == ["b0", "a1"]
+
+
 @pytest.mark.parametrize("outcome", [Outcome.REVOKED, Outcome.FAILED])
 def test_one_whose_place_was_taken_may_end_by_itself_and_the_others_go_on(desk, outcome):
     holder, token = desk.hold()
@@ -123,13 +152,19 @@ def test_when_the_one_that_waits_is_revoked_the_next_runs_for_the_others(desk):
 
     assert desk.withdraw(third) == []
 
-    (runs,) = desk.line()
-    (follows,) = desk.followers()
-    assert {runs, follows} == {"c0", "c1"}
-    assert desk.end(holder, token) == [runs]
-    by_id = {"c0": first, "c1": second}
-    assert desk.run_called(by_id[runs]) == [follows]
-    assert follow(desk, by_id[follows]).value.body == b"42"
+    assert (desk.line(), set(desk.followers())) == (["c1"], {"c0"})
+    assert desk.end(holder, token) == ["c1"]
+    assert desk.run_called(second) == ["c0"]
+    assert follow(desk, first).value.body == b"42"
+
+
+@pytest.mark.parametrize("which", ["newest", "first"])
+def test_when_the_one_that_waits_is_revoked_the_arguments_are_those_that_count_of_the_rest(desk, which):
+    desk.hold()
+    claims = [coalesced(desk, task_id, which) for task_id in ("c4", "c1", "c3", "c0", "c2")]
+    for claim in reversed(claims) if which == "newest" else claims:
+        assert desk.line() == [claim.record.task_id]
+        desk.withdraw(claim)
 
 
 # A merge
@@ -163,6 +198,17 @@ def test_what_is_merged_takes_the_place_of_what_waited(desk, execution_key):
     assert (answer.how, answer.place) == ("line", 0)
     assert desk.line() == ["c1"]
     assert desk.end(holder, token) == ["c0+c1"]
+
+
+def test_when_what_is_merged_is_revoked_no_arguments_of_the_others_are_lost(desk):
+    holder, token = desk.hold()
+    coalesced(desk, "c9", "merged")
+    merged(desk, "c5", by="c9")
+    newest, _ = merged(desk, "c7", by="c5")
+
+    desk.withdraw(newest)
+
+    assert desk.end(holder, token) == ["c9+c5"]
 
 
 def test_who_merges_too_late_is_given_what_waits_now(desk):

@@ -217,7 +217,7 @@ def test_who_finds_its_leader_unknown_leaves_those_who_are_next_to_a_sweeper(des
 def test_whoever_joined_does_not_get_a_failure_though_others_of_the_group_do(desk):
     holder, token = desk.hold()
     runs = desk.park("runs", "coalesce", which="first", digest="d1")
-    coalesced = desk.park("a0", "coalesce", which="first")
+    coalesced = desk.park("a0", "coalesce", which="first", digest="d1")
     desk.end(holder, token)
     copy = desk.copy_of(runs)
     token = desk.acquire(copy).token
