@@ -346,6 +346,21 @@ def test_of_an_error_its_type_is_shown(desk, stored, shown):
     assert desk.ask("explain", "t1")["triggers"][0]["ending"]["reason"] == shown
 
 
+@pytest.mark.parametrize(
+    ("stored", "shown"),
+    [
+        (["coalesced", "t9"], "it has the outcome of t9"),
+        (["replaced", "t9"], "by t9"),
+        (["answered", None], "answered from the outcome of unknown"),
+    ],
+)
+def test_of_one_that_did_not_run_itself_it_is_told_by_whom_it_ended(desk, stored, shown):
+    claim, token = desk.hold()
+    desk.finish(claim, token, Outcome.REPLACED, reason=json.dumps(stored))
+    ending = desk.ask("explain", "t1")["triggers"][0]["ending"]
+    assert (ending["reason"], ending["blocker_task_id"]) == (shown, stored[1])
+
+
 def test_when_a_lease_was_renewed_follows_from_the_ttl_of_its_tasks(place):
     desk = Desk(place)
 
