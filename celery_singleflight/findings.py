@@ -31,6 +31,12 @@ __all__ = (
     "why_of_lock",
 )
 
+#: Reasons that name the trigger by which another has ended.
+_BY_ANOTHER: Final = {
+    "answered": "answered from the outcome of {}",
+    "coalesced": "it has the outcome of {}",
+    "replaced": "by {}",
+}
 #: Longest text of a reason that is shown.
 _LONGEST: Final = 200
 _WORDS: Final = re.compile(r"[\w ]{0,200}")
@@ -269,12 +275,9 @@ def _told(outcome: str, reason: str) -> tuple[str, str | None, str | None]:
             return f"{number} of its runs died with their process, the last on {worker or 'unknown'}", None, None
         held = f"the {what} was held by {task_id or 'unknown'} on {worker or 'unknown'}"
         return f"{held} for {number / 1000:.1f} s, {remaining / 1000:.1f} s left", task_id, worker
-    if len(parts) == 2 and parts[0] == "coalesced":
-        return f"it has the outcome of {parts[1] or 'unknown'}", parts[1], None
-    if len(parts) == 2 and parts[0] == "replaced":
-        return f"by {parts[1] or 'unknown'}", parts[1], None
-    if len(parts) == 2 and parts[0] == "answered":
-        return f"answered from the outcome of {parts[1] or 'unknown'}", parts[1], None
+    by_another = _BY_ANOTHER.get(str(parts[0])) if len(parts) == 2 else None
+    if by_another:
+        return by_another.format(parts[1] or "unknown"), parts[1], None
     return _plain(outcome, str(parts[0])), None, None
 
 
