@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 _FOR_PREDECESSOR: Final = (0.01, 0.02, 0.05, 0.1, 0.1)
 #: Seconds for which a slot waits for a hand-off at most; the store makes it less where runs are short.
 _LONGEST_LINGER: Final = 0.4
+#: Which part of a time limit at most: the limit runs while the slot waits, and is meant for the body.
+_PART_OF_LIMIT: Final = 0.1
 #: Seconds between two looks whether the slot is needed.
 _LOOK: Final = 0.02
 
@@ -37,10 +39,11 @@ def enter(trigger: Trigger) -> tuple[Answer, float]:
     Raises `StoreUnavailable`, and what `Store.enter` raises beside.
     """
     store = trigger.binding.coordination.store
+    longest = min(_LONGEST_LINGER, trigger.first_limit * _PART_OF_LIMIT)
     if trigger.may_linger and trigger.called_ahead and free_slots() > 0:
-        _linger(store, trigger, time.monotonic() + min(trigger.called_ahead, _LONGEST_LINGER))
+        _linger(store, trigger, time.monotonic() + min(trigger.called_ahead, longest))
     pauses = iter(_FOR_PREDECESSOR)
-    give_up_at = time.monotonic() + _LONGEST_LINGER
+    give_up_at = time.monotonic() + longest
     while True:
         requested_at = time.monotonic()
         linger = give_up_at - requested_at if trigger.may_linger and free_slots() > 0 else 0.0

@@ -154,6 +154,13 @@ class Trigger:
         return limit or self.task.time_limit
 
     @property
+    def first_limit(self) -> float:
+        """The time limit of this call that passes first, in seconds; inf for none."""
+        hard, soft = self.request.timelimit or (None, None)
+        limits = (hard or self.task.time_limit, soft or self.task.soft_time_limit)
+        return float(min((limit for limit in limits if limit), default=math.inf))
+
+    @property
     def after_retry(self) -> int:
         """The generation of the message that a retry of this one has sent."""
         return self.claim.generation + 1

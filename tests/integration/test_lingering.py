@@ -53,6 +53,16 @@ def test_one_of_a_key_lingers_and_only_beside_a_free_slot(start, key):
                 assert next_run["task_id"] in both, "one at a time, beside one whose place is free"
 
 
+def test_lingering_takes_no_more_than_a_tenth_of_a_time_limit(start, key):
+    place = start(workers=2, concurrency=3)
+    with held(place, key):
+        results = park_all(place, key, [run.set(soft_time_limit=0.5) for run in short_runs(place, key, 40)])
+    assert get_all(results) == list(range(40))
+    seen = lingerings(place, key)
+    assert seen, "somebody has lingered"
+    assert all(begin["left"] <= 0.05 for begin, _ in seen)
+
+
 def test_an_unrelated_task_starts_at_once_beside_a_contended_key(start, key):
     place = start(workers=1, concurrency=2)
     with held(place, key):
