@@ -81,6 +81,15 @@ class Sweeper:
         pause = min(_INTERVAL * 2.0 ** min(self._failures, 10), _LONGEST_PAUSE)
         return pause * random.uniform(0.8, 1.2)  # noqa: S311, jitter
 
+    def withdraw(self) -> None:
+        """End what waits and was revoked since the last look, for a worker that goes and forgets it. Raises nothing."""
+        names = lock_names(self._app)
+        try:
+            if names:
+                self._withdraw_revoked(coordination(self._app).brisk_store, sorted(names))
+        except SingleflightError as error:
+            logger.warning("what was revoked just now may run, the store is away: %s", error)
+
     def _sweep(self) -> None:
         names = lock_names(self._app)
         if not names:
@@ -175,6 +184,8 @@ class SweeperStep(StartStopStep):  # type: ignore[misc]
         if self._entry is not None:
             consumer.timer.cancel(self._entry)
             self._entry = None
+        if state.should_stop is not None:
+            self._sweeper.withdraw()
 
     def _tick(self, consumer: Any) -> None:
         pause = self._sweeper.look()

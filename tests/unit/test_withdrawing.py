@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from celery.worker import state
 
-from celery_singleflight.sweeper import Sweeper
+from celery_singleflight.sweeper import Sweeper, SweeperStep
 
 
 @pytest.fixture
@@ -40,3 +42,23 @@ def test_when_a_called_one_is_revoked_the_next_is_called_at_once(place, revoke):
             place.deliver(message)
     assert ran == [2]
     assert first.state == "REVOKED"
+
+
+def test_a_worker_that_goes_withdraws_what_it_was_told_to_revoke_since_its_last_look(place, revoke, monkeypatch):
+    ran = []
+
+    def charge(number):
+        ran.append(number)
+
+    task = place.task(charge, lock_on=(), lock_name="charge", contention_policy="queue")
+    step = SweeperStep(SimpleNamespace(app=place.app))
+    monkeypatch.setattr(state, "should_stop", 0)
+    with place.held_elsewhere("charge"):
+        result = task.delay(1)
+        place.deliver_all()
+        revoke(result.id)
+        step.stop(step)
+        state.revoked.discard(result.id)  # as a worker that starts anew
+    place.deliver_all()
+    assert ran == []
+    assert place.store.parked(result.id, ["charge"]) == []
