@@ -29,8 +29,12 @@ def merge(trigger: Trigger, asked: Merge) -> None:
         return
     binding, name = trigger.binding, trigger.task.name
     try:
-        waiting = binding.arguments.bind(*arguments_in(asked.message))
-        merged = binding.options.coalesce_keep(waiting, binding.arguments.bind(*trigger.own_arguments))
+        # Of `**options` each is there by its own name and once, so that no change of it is made in vain.
+        waiting, newest = (
+            binding.arguments.as_keywords(binding.arguments.bind(*call))
+            for call in (arguments_in(asked.message), trigger.own_arguments)
+        )
+        merged = binding.options.coalesce_keep(waiting, newest)
         kwargs = binding.arguments.as_keywords(merged)
         lock_key = binding.lock_key(name, (), kwargs)
         _refuse_other_key(name, lock_key, trigger.lock_key)

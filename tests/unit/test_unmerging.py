@@ -66,3 +66,42 @@ def test_who_cannot_merge_a_second_time_waits_with_its_own_arguments(shop):
         give_back()
         place.deliver_all()
     assert sorted(ran) == [[1, 2], [3]]
+
+
+@pytest.mark.parametrize(("how", "expected"), [("by name", [{"a": 1, "b": 2}]), ("by parameter", [{"a": 1}, {"b": 2}])])
+def test_of_open_arguments_each_is_merged_by_its_name_and_none_is_lost(place, how, expected):
+    ran = []
+
+    def union(waiting, new):
+        if how == "by name":
+            return {**waiting, **new}
+        return {**new, "parts": {**waiting["parts"], **new["parts"]}}
+
+    def refresh(account, **parts):
+        ran.append(parts)
+
+    task = place.task(refresh, lock_on=("account",), lock_name="refresh", contention_policy="coalesce", coalesce_keep=union)
+    with place.held_elsewhere("refresh", "a1") as give_back:
+        task.delay("a1", a=1)
+        place.deliver_all()
+        task.delay("a1", b=2)
+        place.deliver_all()
+        give_back()
+        place.deliver_all()
+    assert sorted(ran, key=repr) == expected
+
+
+def test_who_has_an_argument_without_a_canonical_form_joins_nobody_and_runs(make_place):
+    place, ran = make_place(accept_content=["json", "pickle"]), []
+
+    def report(account, what):
+        ran.append(account)
+
+    task = place.task(report, lock_on=("account",), lock_name="report", contention_policy="join")
+    with place.held_elsewhere("report", "a1") as give_back:
+        for _ in range(2):
+            task.apply_async(("a1", object()), serializer="pickle")
+            place.deliver_all()
+        give_back()
+        place.deliver_all()
+    assert ran == ["a1", "a1"]
