@@ -233,7 +233,8 @@ class Trigger:
         # Where tasks share a lock key, none of them gives another the outcome of its run.
         among = "" if lock_key.name == self.task.name else self.task.name
         if policy == "join":
-            return waits._replace(digest=f"{self._payload_digest()} {among}".rstrip())
+            digest = self._payload_digest()
+            return waits._replace(digest=f"{digest} {among}".rstrip() if digest else "")
         if policy == "coalesce":
             delay = self._call_option("coalesce_delay")
             delay = options.coalesce_delay if delay is None else delay
@@ -243,11 +244,17 @@ class Trigger:
         return waits
 
     def _payload_digest(self) -> str:
-        """Return what tells payloads apart: the arguments by name, or as they came where a default has no canonical form."""
-        try:
-            return arguments_digest((), self.binding.arguments.bind(self.args, self.kwargs))
-        except LockKeyError:
-            return arguments_digest(self.args, self.kwargs)
+        """Return what tells payloads apart: the arguments by name, or as they came where a default has no canonical form.
+
+        Of an argument that has none it cannot be told whether it is the same: empty, and the trigger joins nobody.
+        """
+        for args, kwargs in (((), self.binding.arguments.bind(self.args, self.kwargs)), (self.args, self.kwargs)):
+            try:
+                return arguments_digest(args, kwargs)
+            except LockKeyError as error:
+                why = error
+        logger.info("%s[%s] can join nobody: %s", self.task.name, self.request.id, why)
+        return ""
 
     def _expires(self) -> float | None:
         """Return in how many seconds the message expires, by the clock of this machine, which Celery goes by too."""
