@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from celery_singleflight.answers import ended_of, entered_of
 from celery_singleflight.claims import (
-    Acquired,
     Encoded,
     Ended,
     Finished,
-    Held,
-    Led,
-    Linger,
-    Merge,
     Outcome,
-    Parked,
     Record,
     Refused,
-    Surplus,
     Waits,
 )
 from celery_singleflight.custody import as_text, calls_of, milliseconds
@@ -27,12 +20,13 @@ from celery_singleflight.progress import Progress
 from celery_singleflight.script import Value, load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from celery_singleflight.answers import Entered
     from celery_singleflight.claims import Claim, Handout
     from celery_singleflight.lease import Lease
 
-__all__ = ("Entered", "Renewal", "Store")
+__all__ = ("Renewal", "Store")
 
 _ENTER: Final = load("enter")
 _RENEW: Final = load("renew")
@@ -42,9 +36,6 @@ _FOLLOW: Final = load("follow")
 
 #: Seconds for which a trigger is remembered after its end, at least: its message may be delivered again.
 _REMEMBER: Final = 3600.0
-
-
-Entered = Acquired | Held | Ended | Surplus | Parked | Linger | Led | Merge
 
 
 class Store(Progress):
@@ -88,7 +79,7 @@ class Store(Progress):
         )
         if reply.word == "reused":
             raise ExecutionKeyReused(record.execution_key or "", reply.by_task.decode())
-        return _ANSWERS[reply.word](reply)
+        return entered_of(reply)
 
     def follow(self, claim: Claim, by: str) -> Ended | None:
         """Give a trigger the outcome of the one it was coalesced into or has joined.
@@ -114,7 +105,7 @@ class Store(Progress):
                 "message": as_text(claim.message),
             },
         )
-        return None if reply.word == "gone" else _ended(reply)
+        return None if reply.word == "gone" else ended_of(reply)
 
     def await_baton(self, record: Record, seconds: float) -> bool:
         """Wait until a place may be free for whoever lingers for a lock key. Returns whether it was told so.
@@ -249,53 +240,3 @@ def _renewal(raw: Any) -> Renewal | ScriptError:
     if reply.word == "lost":
         return Renewal(reply.why.decode(), "")
     return Renewal("", reply.stop_by.decode())
-
-
-def _ended(reply: Any) -> Ended:
-    outcome = Outcome(reply.outcome.decode())
-    return Ended(
-        outcome,
-        settled=bool(reply.settled),
-        reason=json.loads(reply.reason or b"[]"),
-        value=Encoded(reply.content_type.decode(), reply.content_encoding.decode(), reply.body),
-        ended_as=Outcome(reply.ended_as.decode()) if hasattr(reply, "ended_as") else outcome,
-        calls=calls_of(reply),
-    )
-
-
-def _parked(reply: Any) -> Parked:
-    task_id, worker = json.loads(reply.holder)
-    age, remaining = reply.age_ms / 1000, reply.remaining_ms / 1000
-    holder = (task_id or "", worker or "", age, remaining)
-    return Parked(reply.how.decode(), *holder, reply.place, int(reply.ticket), calls_of(reply))
-
-
-def _held(reply: Any) -> Held:
-    task_id, worker = json.loads(reply.holder)
-    return Held(
-        what=reply.what.decode(),
-        task_id=task_id or "",
-        worker=worker or "",
-        age=reply.age_ms / 1000,
-        remaining=reply.remaining_ms / 1000,
-        hold=reply.hold_ms / 1000,
-        turn=reply.turn_ms / 1000,
-        waited=(int(reply.now_ms) - int(reply.first_ms)) / 1000,
-        first_ms=reply.first_ms.decode(),
-        place=reply.place,
-        tries=reply.tries,
-        ticket=reply.ticket.decode(),
-    )
-
-
-#: What `enter` answers, by the word of its reply.
-_ANSWERS: Final[dict[str, Callable[[Any], Entered]]] = {
-    "acquired": lambda reply: Acquired(int(reply.fence), reply.run.decode(), int(reply.attempt), calls_of(reply)),
-    "ended": _ended,
-    "held": _held,
-    "led": lambda reply: Led(reply.by.decode()),
-    "linger": lambda reply: Linger(reply.ms / 1000, int(reply.ticket), calls_of(reply)),
-    "merge": lambda reply: Merge(reply.by.decode(), reply.copy.decode(), reply.message),
-    "parked": _parked,
-    "surplus": lambda reply: Surplus(reply.why.decode()),
-}

@@ -17,9 +17,10 @@ from celery_singleflight.store import Renewal
 if TYPE_CHECKING:
     from cluster import Keyspace
 
+    from celery_singleflight.answers import Entered
     from celery_singleflight.claims import Handout, Refused
     from celery_singleflight.errors import ScriptError
-    from celery_singleflight.store import Entered, Store
+    from celery_singleflight.store import Store
 
 LOCK: Final = LockKey.of("billing", ["acct_1"])
 #: Another lock key of the same lock name, and so in the same hash slot.
