@@ -220,7 +220,7 @@ def test_a_revoke_outlives_all_workers_that_heard_it(start_place, valkey, key):
         place.workers[0].container.restart()
         with pytest.raises(TaskRevokedError):
             revoked.get(timeout=20)
-        wait_until(lambda: record_of(place, revoked.id).get("settled"), 10)
+        wait_until(lambda: record_of(place, revoked.id).get("settled"), 30)
     assert last.get(timeout=20) == 1
     assert values(place, key) == [1]
 

@@ -61,7 +61,9 @@ def starting(make_directory: Callable[[str], Path]) -> Iterator[Callable[..., Pl
         pool: str = "prefork",
         app_module: ModuleType = protected_app,
     ) -> Place:
-        config = {"task_default_queue": f"q-{uuid4().hex[:8]}", **config}
+        # Of its own, so that no sweeper of another place publishes its triggers to another broker.
+        own = {"task_default_queue": f"q-{uuid4().hex[:8]}", "singleflight_key_prefix": uuid4().hex[:8]}
+        config = {**own, **config}
         place = Place(app_module.make_app(config, str(make_directory("ledger"))))
         places.append(place)
         for n in range(workers):
