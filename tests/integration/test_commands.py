@@ -46,7 +46,7 @@ def holder(place, key):
 
 
 def test_celerys_own_command_line_has_the_commands(start_place, valkey, key):
-    config = redis_settings(valkey.url)
+    config = redis_settings(valkey.url, singleflight_key_prefix="commands")
     place = start_place(config, workers=1)
     work = place.task("work").delay(key, gate=key)
     wait_until(lambda: place.ledger.runs(key))
