@@ -214,7 +214,7 @@ def test_who_looks_does_not_wait_for_the_rows_of_another(shop, postgresql, monke
 
 
 def test_rows_of_a_process_that_stands_still_are_another_s_after_a_while(shop, postgresql, monkeypatch, caplog):
-    monkeypatch.setattr(outbox, "_LONGEST_SILENCE", 200)
+    monkeypatch.setattr(outbox, "_LONGEST_SILENCE", 500)
     (task_id,) = put(postgresql, shop.work.si(1))
     stopped = Stopped(shop, postgresql, monkeypatch)
     box = Outbox(shop.app, postgresql.boundary, lambda: postgresql.engine)
@@ -226,7 +226,10 @@ def test_rows_of_a_process_that_stands_still_are_another_s_after_a_while(shop, p
     wait_until(is_empty, 10, "another one publishes the row")
     stopped.go_on()
     assert "the outbox publishes nothing until it can" in caplog.text, "the one that stood still has lost its transaction"
-    assert [each for each, _ in published(shop)] == [task_id] * 2, "one trigger, sent twice"
+    sent = [each for each, _ in published(shop)]
+    # More than twice where the other one, too, was silent for that long on a busy machine.
+    assert len(sent) >= 2, "sent by both"
+    assert set(sent) == {task_id}, "one trigger"
 
 
 def test_a_row_that_cannot_be_published_keeps_no_other_and_is_tried_again_later_and_later(
