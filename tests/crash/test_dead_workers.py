@@ -125,16 +125,16 @@ def test_a_child_that_stood_still_past_its_lease_is_refused(start, key, broker, 
 
 @pytest.mark.parametrize("arguments", ["--max-tasks-per-child=1", "--autoscale=4,1"])
 def test_a_pool_that_changes_its_processes_loses_nothing_and_doubles_nothing(start, key, arguments):
-    place = start("redis", arguments, workers=1, singleflight_lease_ttl=10)
+    place = start("redis", arguments, workers=1, concurrency=4, singleflight_lease_ttl=10)
     keys = [f"{key}-{n}" for n in range(3)]
     held = [place.task("work").delay(each, "held", each) for each in keys]
-    queued = [place.task("work").delay(each, n) for n in range(3) for each in keys]
-    for each in keys:
-        pid = begun(place, each)[0]["pid"]
+    pids = [begun(place, each)[0]["pid"] for each in keys]
+    queued = [place.task("work").delay(each, n) for each in keys for n in range(3)]
+    for each, pid in zip(keys, pids, strict=True):
         kill_child(place, pid)
         place.ledger.open(each)
     assert [result.get(timeout=60) for result in held] == ["held"] * 3
-    assert [result.get(timeout=60) for result in queued] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert [result.get(timeout=60) for result in queued] == [0, 1, 2] * 3
     for each in keys:
         assert len(place.ledger.runs(each)) == 5
         assert live_overlaps(place.ledger, each) == 0
