@@ -10,29 +10,30 @@ from celery_singleflight.errors import (
     Contended,
     DeadLettered,
     ExecutionKeyReused,
+    ExecutionUncertain,
     FencingUnavailable,
     LeaseLost,
     LockKeyError,
     MaxHoldExceeded,
     NestedLeaseLost,
     OptionError,
-    PayloadChanged,
     PayloadMismatch,
     Replaced,
+    ResolutionError,
+    ResolvedFailed,
     ResultUnavailable,
     ScriptError,
     SingleflightError,
     Skipped,
     StaleToken,
-    StepError,
-    StepResultUnavailable,
-    StepUncertain,
     StoreUnavailable,
     WaitTimeout,
 )
 from celery_singleflight.hooks import connect_hooks
 from celery_singleflight.lease import Execution, Lease, current_execution, current_lease
-from celery_singleflight.resolving import forget_steps, resolve_step
+from celery_singleflight.resolution import Resolution, UncertainExecution
+from celery_singleflight.resolving import forget_steps, resolve, resolve_step
+from celery_singleflight.step_errors import PayloadChanged, StepError, StepResultUnavailable, StepUncertain
 from celery_singleflight.steps import CurrentStep, current_step
 from celery_singleflight.task import SingleflightTask
 
@@ -44,6 +45,7 @@ __all__ = (
     "DeadLettered",
     "Execution",
     "ExecutionKeyReused",
+    "ExecutionUncertain",
     "FencingUnavailable",
     "Lease",
     "LeaseLost",
@@ -55,6 +57,9 @@ __all__ = (
     "PayloadChanged",
     "PayloadMismatch",
     "Replaced",
+    "Resolution",
+    "ResolutionError",
+    "ResolvedFailed",
     "ResultUnavailable",
     "ScriptError",
     "SingleflightError",
@@ -65,12 +70,14 @@ __all__ = (
     "StepResultUnavailable",
     "StepUncertain",
     "StoreUnavailable",
+    "UncertainExecution",
     "WaitTimeout",
     "current_execution",
     "current_lease",
     "current_step",
     "forget_steps",
     "lock",
+    "resolve",
     "resolve_step",
 )
 __version__ = "0.1.0"

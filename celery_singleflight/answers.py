@@ -5,7 +5,20 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from celery_singleflight.claims import Acquired, Encoded, Ended, Held, Led, Linger, Merge, Outcome, Parked, Surplus
+from celery_singleflight.claims import (
+    Acquired,
+    Doubt,
+    Encoded,
+    Ended,
+    Held,
+    Led,
+    Linger,
+    Merge,
+    Outcome,
+    Parked,
+    Surplus,
+    UncertainRun,
+)
 from celery_singleflight.custody import calls_of
 
 if TYPE_CHECKING:
@@ -13,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Entered", "ended_of", "entered_of")
 
-Entered = Acquired | Held | Ended | Surplus | Parked | Linger | Led | Merge
+Entered = Acquired | Held | Ended | Surplus | Parked | Linger | Led | Merge | Doubt
 
 
 def entered_of(reply: Any) -> Entered:
@@ -32,6 +45,22 @@ def ended_of(reply: Any) -> Ended:
         ended_as=Outcome(reply.ended_as.decode()) if hasattr(reply, "ended_as") else outcome,
         calls=calls_of(reply),
     )
+
+
+def _acquired(reply: Any) -> Acquired:
+    token, run_id, attempt, unsure = int(reply.fence), reply.run.decode(), int(reply.attempt), reply.unsure
+    calls = calls_of(reply)
+    if not unsure:
+        return Acquired(token, run_id, attempt, calls)
+    if unsure == b"1":
+        return Acquired(token, run_id, attempt, calls, is_unsure=True)
+    task_id, worker, age_ms, tries = json.loads(unsure)
+    return Acquired(token, run_id, attempt, calls, is_unsure=True, find_out=UncertainRun(task_id, worker, age_ms / 1000, tries))
+
+
+def _doubt(reply: Any) -> Doubt:
+    task_id, worker = json.loads(reply.holder)
+    return Doubt(reply.how.decode(), task_id, worker, reply.age_ms / 1000, calls_of(reply))
 
 
 def _parked(reply: Any) -> Parked:
@@ -61,7 +90,7 @@ def _held(reply: Any) -> Held:
 
 #: What `enter` answers, by the word of its reply.
 _ANSWERS: Final[dict[str, Callable[[Any], Entered]]] = {
-    "acquired": lambda reply: Acquired(int(reply.fence), reply.run.decode(), int(reply.attempt), calls_of(reply)),
+    "acquired": _acquired,
     "ended": ended_of,
     "held": _held,
     "led": lambda reply: Led(reply.by.decode()),
@@ -69,4 +98,5 @@ _ANSWERS: Final[dict[str, Callable[[Any], Entered]]] = {
     "merge": lambda reply: Merge(reply.by.decode(), reply.copy.decode(), reply.message),
     "parked": _parked,
     "surplus": lambda reply: Surplus(reply.why.decode()),
+    "uncertain": _doubt,
 }

@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from celery_singleflight.canonical import digest
 from celery_singleflight.coordination import Coordination, check_store_settings, coordination
-from celery_singleflight.errors import Contended, OptionError
+from celery_singleflight.errors import Contended, ExecutionUncertain, LockKeyError, OptionError
 from celery_singleflight.keys import LockKey
 from celery_singleflight.options import read_options
 from celery_singleflight.scope import Arguments, compile_scope
@@ -69,6 +69,11 @@ class Binding:
             if self.options.idempotent_on is not None
             else None
         )
+        self._payload = (
+            compile_scope(f"task {name}, payload_on", self.options.payload_on, self.arguments)
+            if self.options.payload_on
+            else None
+        )
         _bindings.setdefault(name, WeakSet()).add(self)
 
     @functools.cached_property
@@ -110,6 +115,27 @@ class Binding:
         text = parts[0] if len(parts) == 1 and not isinstance(self.options.idempotent_on, tuple) else None
         # A text is the key as it is, unless it could be taken for the canonical form of something else.
         return text if isinstance(text, str) and text and text[0] != "[" else LockKey.of("", parts).text
+
+    def payload(self, args: Any, kwargs: Mapping[str, Any]) -> str:
+        """Return what an explicit execution key is compared by: a digest of the arguments named in `payload_on`.
+
+        Empty where nothing is compared. Raises as `lock_key` does.
+        """
+        if self._payload is not None:
+            return digest(self._payload(self.arguments.bind(args, kwargs)))
+        return self.digest_of_all(args, kwargs) if self.options.payload_on is None else ""
+
+    def digest_of_all(self, args: Any, kwargs: Mapping[str, Any]) -> str:
+        """Return what tells payloads apart: the arguments by name, or as they came where a default has no canonical form.
+
+        Of an argument that has none it cannot be told whether it is the same: then it is empty.
+        """
+        for given in (((), self.arguments.bind(args, kwargs)), (args, kwargs)):
+            try:
+                return arguments_digest(*given)
+            except LockKeyError as error:
+                logger.debug("the arguments of %s cannot be compared: %s", self.name, error)
+        return ""
 
     def max_hold(self, time_limit: float | None) -> float:
         """Return the bound on a lease's age, in seconds; by default the hard time limit and ten seconds."""
@@ -205,7 +231,7 @@ def quiet_contention(on_retry: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(on_retry)
     def quiet(self: Any, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: Any) -> Any:
-        if isinstance(exc, Contended):
+        if isinstance(exc, Contended | ExecutionUncertain):
             einfo.tb = None
             return None
         return bound_to(self, on_retry)(exc, task_id, args, kwargs, einfo)

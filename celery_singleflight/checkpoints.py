@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from celery_singleflight.errors import PayloadChanged, StepError
 from celery_singleflight.progress import Changed
 from celery_singleflight.results import decode, encode
+from celery_singleflight.step_errors import PayloadChanged, StepError
 from celery_singleflight.steps import insist, work_of
 
 if TYPE_CHECKING:

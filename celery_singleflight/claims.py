@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = (
     "Acquired",
     "Claim",
+    "Doubt",
     "Encoded",
     "Ended",
     "Finished",
@@ -27,6 +28,8 @@ __all__ = (
     "Record",
     "Refused",
     "Surplus",
+    "Terms",
+    "UncertainRun",
     "Waits",
 )
 
@@ -45,6 +48,7 @@ class Outcome(StrEnum):
     TIMED_OUT = "timed out waiting"
     DEAD_LETTERED = "dead-lettered"
     REVOKED = "revoked"
+    UNCERTAIN = "uncertain"
 
 
 class Encoded(NamedTuple):
@@ -98,6 +102,22 @@ class Waits(NamedTuple):
     merged_copy: str = ""
 
 
+class Terms(NamedTuple):
+    """What a trigger says of its execution.
+
+    `payload` is the digest by which an explicit execution key is recognised, empty for none; `holds` whether a run that died
+    leaves the execution uncertain; `delays` in how many seconds each somebody tries to find out; `source` where it comes from,
+    `scheduled` for when, empty for at once; `is_redelivered` whether the broker delivers it again.
+    """
+
+    payload: str = ""
+    holds: bool = False
+    delays: tuple[float, ...] = ()
+    source: str = "call"
+    scheduled: str = ""
+    is_redelivered: bool = False
+
+
 class Claim(NamedTuple):
     """What one delivery of a trigger asks of the store. Durations in seconds."""
 
@@ -120,6 +140,7 @@ class Claim(NamedTuple):
     task: str = ""
     waits: Waits = Waits()
     ticket: str = ""
+    terms: Terms = Terms()
 
 
 class Handout(NamedTuple):
@@ -137,20 +158,34 @@ class Handout(NamedTuple):
     linger: float = 0.0
 
 
+class UncertainRun(NamedTuple):
+    """A run that died after its body began, as was found `age` seconds ago; `tries` to find out, this one included."""
+
+    task_id: str
+    worker: str
+    age: float
+    tries: int
+
+
 class Acquired(NamedTuple):
-    """The lease is ours. The `calls` of this and other answers are the messages of those who are next, to be published now."""
+    """The lease is ours. The `calls` of this and other answers are the messages of those who are next, to be published now.
+
+    `is_unsure` when an earlier run of the execution died; `find_out` is that run, when this one is to find out about it.
+    """
 
     token: int
     run_id: str
     attempt: int
     calls: Sequence[Handout] = ()
+    is_unsure: bool = False
+    find_out: UncertainRun | None = None
 
 
 class Held(NamedTuple):
     """Contention: a live lease is in the way. Durations in seconds.
 
-    `what` is held: the "lock", the "execution" (under another lock key), or it is our "own" trigger, which another
-    delivery of it runs or has just ended; or the "predecessor" that sent this retry and is about to end.
+    `what` is held: the "lock", the "execution" (under another lock key), or it is our "own" trigger, which another delivery
+    runs or has just ended; or the "predecessor" that sent this retry; or what a run that died has done is "uncertain".
     `hold` is the recent hold time of the lock key, 0 when none is known; `turn` in what time it will be about our turn; `place`
     the place in the line of those who wait with the broker, which the `ticket` keeps; `tries` how often we have looked in vain
     since anybody has entered.
@@ -197,6 +232,19 @@ class Linger(NamedTuple):
 
     seconds: float
     ticket: int
+    calls: Sequence[Handout] = ()
+
+
+class Doubt(NamedTuple):
+    """A run of the execution died after its body began `age` seconds ago, and nobody knows what it has done.
+
+    `how` is "held", the store has the trigger's message until somebody knows; "again" when it had it before; "told", if not.
+    """
+
+    how: str
+    task_id: str
+    worker: str
+    age: float
     calls: Sequence[Handout] = ()
 
 

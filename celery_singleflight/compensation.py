@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.app.task import Task
 
-from celery_singleflight.errors import StepError
+from celery_singleflight.step_errors import StepError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

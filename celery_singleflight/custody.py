@@ -39,15 +39,17 @@ _HANDOUT_PAUSE: Final = 10.0
 class Custody:
     """The records of triggers on one server, under one key prefix."""
 
-    __slots__ = ("_connections", "keys", "names")
+    __slots__ = ("_connections", "keys", "named", "names")
 
     def __init__(self, connections: Connections, keys: KeySpace) -> None:
         self._connections = connections
         self.keys = keys
         #: Where a record and its lock key are kept, by the names of the scripts. Asked for at both ends of a run.
         self.names = functools.lru_cache(maxsize=256)(self._make_names)
+        #: The same, as one script wants it.
+        self.named = functools.lru_cache(maxsize=512)(self._make_named)
 
-    def conclude(
+    def conclude(  # noqa: PLR0913, an outcome has many sides
         self,
         owner: str,
         record: Record,
@@ -58,6 +60,7 @@ class Custody:
         release: bool,
         error: Encoded | None = None,
         patience: float = GRACE,
+        execution_as: str = "",
     ) -> Finished | str:
         """Give a trigger an outcome that is none of its lease's.
 
@@ -65,12 +68,14 @@ class Custody:
         of it, or "" when another delivery runs it.
 
         With an `error` Celery is still to send what follows, and others may do so after `patience` seconds; else it has.
+        `execution_as` is what an explicit execution key has of it: "keep", the failure; "hold", that nobody knows what its run
+        has done; else nothing.
         """
         content_type, content_encoding, body = error or ("", "", b"")
         reply = self._run(
             _CONCLUDE,
             {
-                **self._named(_CONCLUDE, record),
+                **self.named(_CONCLUDE, record),
                 "owner": owner,
                 "lock_key": record.lock_key.text,
                 "member": record.member,
@@ -83,6 +88,7 @@ class Custody:
                 "content_type": content_type,
                 "content_encoding": content_encoding,
                 "body": body,
+                "execution_as": execution_as,
             },
         )
         return Finished(calls_of(reply)) if reply.word == "concluded" else str(reply.outcome.decode())
@@ -142,7 +148,7 @@ class Custody:
             return self._recall(record._replace(lock_key=LockKey(record.lock_key.name, reply.lock_key.decode())))
         if reply.word != "message":
             return None
-        return Handout(reply.message, reply.copy.decode(), reply.outcome.decode(), int(reply.times))
+        return Handout(reply.message, reply.copy.decode(), reply.outcome.decode(), int(reply.times), reply.first_ms.decode())
 
     def parked(self, task_id: str, lock_names: Sequence[str]) -> list[Record]:
         """Return where a trigger of that id waits in the store's custody, if it does."""
@@ -157,7 +163,7 @@ class Custody:
 
     def _recall(self, record: Record) -> Handout | None:
         named: dict[str, Value] = {
-            **self._named(_RECALL, record),
+            **self.named(_RECALL, record),
             "lock_key": record.lock_key.text,
             "member": record.member,
             "pause_ms": milliseconds(_HANDOUT_PAUSE),
@@ -177,6 +183,7 @@ class Custody:
         execution = trigger if record.execution_key is None else self.keys.execution(lock_name, record.execution_key)
         return {
             **self.keys.lock(record.lock_key)._asdict(),
+            "steps": self.keys.steps(execution),
             "execution": execution,
             "trigger": trigger if record.has_trigger else execution,
         }
@@ -188,8 +195,7 @@ class Custody:
             slots.setdefault("" if self._connections.spans_slots else self.keys.root(name), []).append(name)
         return slots.values()
 
-    def _named(self, script: Script, record: Record) -> dict[str, Value]:
-        """Return where the keys of a script are."""
+    def _make_named(self, script: Script, record: Record) -> dict[str, str]:
         names = self.names(record)
         return {name: names[name] for name in script.keys}
 

@@ -41,10 +41,12 @@ class Departure:
     def __init__(self, request: Any) -> None:
         self._request = request
         self._place: tuple[Store, Claim] | None = None
+        self._failure_as = ""
         try:
             binding = request.task._binding  # noqa: SLF001, of the package
             trigger = Trigger(request.task, request._context, binding, request.args, request.kwargs)  # noqa: SLF001
             self._place = binding.coordination.brisk_store, trigger.claim
+            self._failure_as = "keep" if trigger.keeps_failure else ""
         except Exception as error:  # noqa: BLE001, keys are made by users' functions from anybody's arguments
             logger.warning("%s[%s]: its lease is left to expire: %r", request.name, request.id, error)
 
@@ -82,7 +84,15 @@ class Departure:
         if not self._place:
             return None
         store, claim = self._place
-        conclude = partial(store.conclude, claim.owner, claim.record, outcome, keep=claim.keep, release=is_gone)
+        conclude = partial(
+            store.conclude,
+            claim.owner,
+            claim.record,
+            outcome,
+            keep=claim.keep,
+            release=is_gone,
+            execution_as="hold" if claim.terms.holds else self._failure_as,
+        )
         encoded = None if error is None else encode_error(self._request.task.app, error)
         answer = self._try(lambda: conclude(reason=json.dumps([reason]), error=encoded))
         if isinstance(answer, Finished):

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from celery.utils.nodenames import gethostname
 
-from celery_singleflight.claims import Acquired, Claim, Ended, Held, Outcome, Record
+from celery_singleflight.claims import Acquired, Claim, Doubt, Ended, Held, Outcome, Record, Terms
 from celery_singleflight.coordination import Coordination, coordination
 from celery_singleflight.ending import finish, give_back
-from celery_singleflight.errors import Contended, LeaseLost
+from celery_singleflight.errors import Contended, ExecutionUncertain, LeaseLost
 from celery_singleflight.keys import LockKey
 from celery_singleflight.lease import Execution, Holding, Lease, current_execution, holdings
 from celery_singleflight.options import OPTIONS
 from celery_singleflight.policies import poll_delay, waits_on_contention
-from celery_singleflight.results import decode, encode
+from celery_singleflight.results import decode, decode_error, encode, encode_error
 from celery_singleflight.steps import Work
 from celery_singleflight.trigger import new_owner
 from celery_singleflight.undoing import forget, resume, undo_steps
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from celery_singleflight.binding import Binding
+    from celery_singleflight.claims import Encoded, Refused
 
 __all__ = ("call_directly", "held_here", "lock")
 
@@ -101,9 +102,10 @@ def call_directly(
     """Run the body for a call without a message, such as `task(…)` and each item of `map` and `chunks`.
 
     Under `requeue` it waits in place, up to `wait_timeout`; under `skip` and `reject` only if there is a `wait_timeout`. Where
-    an explicit execution key has succeeded before, its stored result is returned. A failure is not stored.
+    an explicit execution key has succeeded before, its stored result is returned; a failure of it that is kept is raised.
 
-    Raises `Contended` at the end of the wait, `LeaseLost` when the lease was lost while the body ran, and what the body raises.
+    Raises `Contended` at the end of the wait, `ExecutionUncertain` under `uncertain_policy="hold"`, `LeaseLost` when the lease
+    was lost while the body ran, and what the body raises.
     """
     key = binding.lock_key(task.name, args, kwargs)
     explicit = execution_key or binding.execution_key(args, kwargs)
@@ -124,52 +126,99 @@ def call_directly(
         keep=options.result_ttl,
         on_held="ask",
         task=task.name,
+        terms=Terms(
+            payload=binding.payload(args, kwargs) if explicit else "",
+            holds=options.uncertain_policy == "hold",
+            source="direct call",
+        ),
     )
     patience = options.wait_timeout
     if patience is None:
         patience = math.inf if waits_on_contention(options.contention_policy) else 0.0
-    hold = None if outer else 0.0
-    entered, requested_at = _enter(place, claim, patience, hold)
+    entered, requested_at = _enter(place, claim, patience, None if outer else 0.0)
     if isinstance(entered, Ended):
-        return decode(binding.app, entered.value, explicit or owner, " ".join(map(str, entered.reason)))
+        known = (binding.app, entered.value, explicit or owner, " ".join(map(str, entered.reason)))
+        if entered.ended_as is Outcome.FAILED:
+            raise decode_error(*known)
+        return decode(*known)
     lease = outer or _lease(claim, entered, requested_at, binding.max_hold(task.time_limit))
-    execution = Execution(key=explicit or owner, run_id=entered.run_id, attempt=entered.attempt, task_id=owner)
+    execution = Execution(
+        key=explicit or owner,
+        run_id=entered.run_id,
+        attempt=entered.attempt,
+        task_id=owner,
+        is_unsure=entered.is_unsure,
+    )
     execution.work = Work(binding, task.name, lease, claim.record, entered.run_id, claim.worker, (args, kwargs))
     place.heartbeat.keep(lease, claim.record)
-    recorded = False
-    holding = Holding(lease, execution, task)
+    call = _Call(binding, claim, Holding(lease, execution, task), is_inner=outer is not None)
     try:
-        try:
-            with holding:
-                if execution.attempt > 1:
-                    resume(holding)
-                value = body(*args, **kwargs)
-        except Exception as error:
-            undo_steps(holding, Outcome.FAILED, error)
-            raise
-        hold = None if outer else options.min_hold
-        if explicit is None:
-            lease.check()
-        else:
-            stored, why_not = encode(binding.app, value)
-            refused = finish(
-                place,
-                lease,
-                claim.record,
-                Outcome.SUCCEEDED,
-                stored,
-                reason=why_not,
-                keep=claim.keep,
-                hold=hold,
-            )
-            recorded = True
-            if refused:
-                raise LeaseLost(key.text, "it was taken over while the body ran")
+        value = call.run(lambda: body(*args, **kwargs))
     finally:
-        if not recorded:
-            give_back(place, owner, claim.record, forget=True, hold=hold)
-    forget(holding)
+        call.leave()
+    forget(call.holding)
     return value
+
+
+class _Call:
+    """One direct call that has its lease."""
+
+    def __init__(self, binding: Binding, claim: Claim, holding: Holding, *, is_inner: bool) -> None:
+        self.holding = holding
+        self._binding = binding
+        self._claim = claim
+        self._has_key = claim.record.execution_key is not None
+        #: What is left when it is neither recorded nor known how the body ended.
+        self._is_recorded, self._is_cut_off = False, self._has_key
+        self._hold: float | None = None if is_inner else 0.0
+
+    def run(self, body: Callable[[], Any]) -> Any:
+        """Call the body and record its outcome. Raises what it raises, and `LeaseLost`."""
+        lease = self.holding.lease
+        assert lease is not None  # noqa: S101, it has one
+        try:
+            with self.holding:
+                if self.holding.execution is not None and self.holding.execution.attempt > 1:
+                    resume(self.holding)
+                value = body()
+        except Exception as error:
+            undo_steps(self.holding, Outcome.FAILED, error)
+            self._is_cut_off = False
+            if self._has_key and self._binding.options.failure_policy == "keep":
+                self._record(lease, Outcome.FAILED, encode_error(self._binding.app, error), repr(error))
+            raise
+        self._is_cut_off = False
+        if self._hold is not None:
+            self._hold = self._binding.options.min_hold
+        if self._has_key:
+            stored, why_not = encode(self._binding.app, value)
+            if self._record(lease, Outcome.SUCCEEDED, stored, why_not):
+                raise LeaseLost(lease.lock_key, "it was taken over while the body ran")
+        else:
+            lease.check()
+        return value
+
+    def leave(self) -> None:
+        """Give back what is left of it."""
+        if not self._is_recorded:
+            place, claim = self._binding.coordination, self._claim
+            is_cut_off = self._is_cut_off
+            give_back(place, claim.owner, claim.record, forget=not is_cut_off, cut_off=is_cut_off, hold=self._hold)
+
+    def _record(self, lease: Lease, outcome: Outcome, value: Encoded, reason: str) -> Refused | None:
+        self._is_recorded = True
+        claim = self._claim
+        return finish(
+            self._binding.coordination,
+            lease,
+            claim.record,
+            outcome,
+            value,
+            reason=reason,
+            keep=claim.keep,
+            hold=self._hold,
+            keeps_failure=outcome is Outcome.FAILED,
+        )
 
 
 def held_here(key: LockKey) -> Lease | None:
@@ -196,6 +245,8 @@ def _enter(place: Coordination, claim: Claim, patience: float, hold: float | Non
             raise
         if isinstance(entered, Acquired | Ended):
             return entered, requested_at
+        if isinstance(entered, Doubt):
+            raise ExecutionUncertain(claim.record.execution_key or claim.owner, entered.task_id, entered.worker, entered.age)
         if not isinstance(entered, Held) or requested_at >= give_up_at:
             facts = (entered.task_id, entered.worker, entered.age, entered.remaining) if isinstance(entered, Held) else ()
             raise Contended(claim.record.lock_key.text, *facts)

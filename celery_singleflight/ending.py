@@ -31,7 +31,7 @@ _PAUSE: Final = 0.5
 _Answer = TypeVar("_Answer")
 
 
-def finish(
+def finish(  # noqa: PLR0913, an outcome has many sides
     place: Coordination,
     lease: Lease,
     record: Record,
@@ -41,6 +41,7 @@ def finish(
     reason: str | list[str] = "",
     keep: float,
     hold: float | None = 0.0,
+    keeps_failure: bool = False,
 ) -> Refused | None:
     """Record the outcome of a run and release its lease; return who has taken over, if somebody has.
 
@@ -51,21 +52,33 @@ def finish(
     place.heartbeat.drop(lease.owner, record)
     reasons = json.dumps([reason] if isinstance(reason, str) else reason) if reason else "[]"
     what = f"the outcome {outcome.value!r} of {lease.lock_key}"
-    answer = _record(lambda: place.store.finish(lease, record, outcome, value, reason=reasons, keep=keep, hold=hold), what)
+    how: dict[str, Any] = {"reason": reasons, "keep": keep, "hold": hold, "keeps_failure": keeps_failure}
+    answer = _record(lambda: place.store.finish(lease, record, outcome, value, **how), what)
     if isinstance(answer, Refused):
         return answer
     _hand_on(place, answer.calls)
     return None
 
 
-def fail(place: Coordination, lease: Lease, record: Record, error: Encoded, *, reason: str, keep: float) -> bool:
+def fail(
+    place: Coordination,
+    lease: Lease,
+    record: Record,
+    error: Encoded,
+    *,
+    reason: str,
+    keep: float,
+    keeps_failure: bool,
+) -> bool:
     """Record the failure of a run whose lease may be somebody else's by now.
 
     Returns whether it counts: it does not when its trigger is under way elsewhere or has an outcome. Tries as `finish` does.
     """
     place.heartbeat.drop(lease.owner, record)
     reasons = json.dumps([reason])
-    conclude = functools.partial(place.store.conclude, lease.owner, record, Outcome.FAILED)
+    conclude = functools.partial(
+        place.store.conclude, lease.owner, record, Outcome.FAILED, execution_as="keep" if keeps_failure else ""
+    )
     answer = _record(lambda: conclude(reason=reasons, keep=keep, release=True, error=error), f"the failure of {lease.lock_key}")
     if not isinstance(answer, Finished):
         return False

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from celery_singleflight.claims import Acquired, Ended, Held, Led, Linger, Merge, Parked, Surplus
+from celery_singleflight.claims import Acquired, Doubt, Ended, Held, Led, Linger, Merge, Parked, Surplus
 from celery_singleflight.errors import StoreUnavailable
 from celery_singleflight.handoff import hand_on
 from celery_singleflight.merging import merge
@@ -30,7 +30,7 @@ _PART_OF_LIMIT: Final = 0.1
 _LOOK: Final = 0.02
 
 
-Answer = Acquired | Held | Ended | Surplus | Parked
+Answer = Acquired | Held | Ended | Surplus | Parked | Doubt
 
 
 def enter(trigger: Trigger) -> tuple[Answer, float]:

@@ -13,23 +13,22 @@ __all__ = (
     "Contended",
     "DeadLettered",
     "ExecutionKeyReused",
+    "ExecutionUncertain",
     "FencingUnavailable",
     "LeaseLost",
     "LockKeyError",
     "MaxHoldExceeded",
     "NestedLeaseLost",
     "OptionError",
-    "PayloadChanged",
     "PayloadMismatch",
     "Replaced",
+    "ResolutionError",
+    "ResolvedFailed",
     "ResultUnavailable",
     "ScriptError",
     "SingleflightError",
     "Skipped",
     "StaleToken",
-    "StepError",
-    "StepResultUnavailable",
-    "StepUncertain",
     "StoreUnavailable",
     "WaitTimeout",
 )
@@ -74,7 +73,7 @@ class FencingUnavailable(SingleflightError):
 
 
 class ResultUnavailable(SingleflightError):
-    """The execution succeeded before, but its value could not be stored, so there is nothing to answer with."""
+    """The execution has ended before, but its value could not be stored, so there is nothing to answer with."""
 
     def __init__(self, execution_key: str, reason: str) -> None:
         super().__init__(execution_key, reason)
@@ -82,7 +81,7 @@ class ResultUnavailable(SingleflightError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"execution {self.execution_key} has succeeded, but its result is not stored: {self.reason}"
+        return f"execution {self.execution_key} has ended, but its result is not stored: {self.reason}"
 
 
 class Contended(SingleflightError):
@@ -180,6 +179,42 @@ class PayloadMismatch(ExecutionKeyReused):
         return f"execution key {self.execution_key} was recorded by {self.task or 'its task'} with another payload"
 
 
+class ExecutionUncertain(SingleflightError):
+    """A run of the execution died after its body began, and is held under `uncertain_policy="hold"` until `resolve`.
+
+    `age` is how many seconds ago that was found.
+    """
+
+    def __init__(self, execution_key: str, task_id: str = "", worker: str = "", age: float = 0.0) -> None:
+        super().__init__(execution_key, task_id, worker, age)
+        self.execution_key = execution_key
+        self.task_id = task_id
+        self.worker = worker
+        self.age = age
+
+    def __str__(self) -> str:
+        return (
+            f"nobody knows what {self.task_id or 'a run'} on {self.worker or 'unknown'} has done of execution "
+            f"{self.execution_key}, which died, as was found {self.age:.1f} s ago: find out, and say so with resolve"
+        )
+
+
+class ResolutionError(SingleflightError, ValueError):
+    """An execution cannot be resolved like this; says what was expected and what came."""
+
+
+class ResolvedFailed(SingleflightError):
+    """A run of the execution died, and somebody has found out that it failed."""
+
+    def __init__(self, execution_key: str, reason: str = "") -> None:
+        super().__init__(execution_key, reason)
+        self.execution_key = execution_key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"execution {self.execution_key} was found to have failed" + (f": {self.reason}" if self.reason else "")
+
+
 class StaleToken(SingleflightError):
     """A resource has seen a greater fencing token: the writer holds its lease no more, and its write is refused."""
 
@@ -191,62 +226,6 @@ class StaleToken(SingleflightError):
 
     def __str__(self) -> str:
         return f"{self.resource} has seen fencing token {self.seen}, so a write with {self.token} comes too late"
-
-
-class StepError(SingleflightError, ValueError):
-    """A step or a cursor cannot be used like this; says what was expected and what came."""
-
-
-class StepResultUnavailable(SingleflightError):
-    """The step is done, but its value could not be stored, so there is nothing to go on with."""
-
-    def __init__(self, execution_key: str, step: str, reason: str) -> None:
-        super().__init__(execution_key, step, reason)
-        self.execution_key = execution_key
-        self.step = step
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return (
-            f"step {self.step} of execution {self.execution_key} is done and will not be done again, but its result is not "
-            f"stored: {self.reason}; have it return what serialises, or give it its result with resolve_step"
-        )
-
-
-class StepUncertain(SingleflightError):
-    """The step was begun and never recorded, and is held under `uncertain_policy="hold"` until `resolve_step`.
-
-    `attempt` is how often it was begun, `age` how many seconds ago the last time.
-    """
-
-    def __init__(self, execution_key: str, step: str, attempt: int = 1, worker: str = "", age: float = 0.0) -> None:
-        super().__init__(execution_key, step, attempt, worker, age)
-        self.execution_key = execution_key
-        self.step = step
-        self.attempt = attempt
-        self.worker = worker
-        self.age = age
-
-    def __str__(self) -> str:
-        return (
-            f"step {self.step} of execution {self.execution_key} was begun by {self.worker or 'unknown'} {self.age:.1f} s ago "
-            "and not recorded: find out whether it happened, and say so with resolve_step"
-        )
-
-
-class PayloadChanged(SingleflightError):
-    """An earlier attempt of the execution did this with other arguments of the task, so it does not fit these."""
-
-    def __init__(self, execution_key: str, what: str) -> None:
-        super().__init__(execution_key, what)
-        self.execution_key = execution_key
-        self.what = what
-
-    def __str__(self) -> str:
-        return (
-            f"{self.what} of execution {self.execution_key} was reached with other arguments of the task: give other arguments "
-            "an execution key of their own, give a checkpoint or cursor an on_change, or begin anew after forget_steps"
-        )
 
 
 class LeaseLost(BaseException):

@@ -17,12 +17,16 @@ __all__ = (
     "PLACE",
     "PREVIOUS",
     "SERIALIZER",
+    "SOURCE",
     "WAITS",
 )
 
 #: The lock key, and the digest of the arguments it was made from.
 KEY: Final = "singleflight_key"
 DIGEST: Final = "singleflight_digest"
+
+#: Where the trigger comes from, for people to read; "beat" for beat's and "call" for others where there is none.
+SOURCE: Final = "singleflight_source"
 
 #: Which copy of the message this is, and the copy it was made from.
 COPY: Final = "singleflight_copy"

@@ -153,9 +153,9 @@ class Lease:
 class Execution:
     """One logical unit of work, as the run that works on it sees it."""
 
-    __slots__ = ("attempt", "key", "run_id", "task_id", "work")
+    __slots__ = ("attempt", "is_unsure", "key", "run_id", "task_id", "work")
 
-    def __init__(self, *, key: str, run_id: str, attempt: int, task_id: str) -> None:
+    def __init__(self, *, key: str, run_id: str, attempt: int, task_id: str, is_unsure: bool = False) -> None:
         #: What must not happen twice; the provider's idempotency key.
         self.key = key
         #: Stays the same over all attempts of this execution while its record is kept.
@@ -163,6 +163,8 @@ class Execution:
         #: 1 for the first run, one more for each further one.
         self.attempt = attempt
         self.task_id = task_id
+        #: Whether an earlier run of it died after its body began, and may have done what it was to do.
+        self.is_unsure = is_unsure
         #: What this run does of it, step by step; for the package's own use. None where it goes on without its store.
         self.work: Any = None
 

@@ -76,6 +76,11 @@ def _count(value: Any) -> int | None:
     return value if type(value) is int and 1 <= value <= 1000 else None
 
 
+def _delays(value: Any) -> tuple[float, ...] | None:
+    delays = tuple(_seconds(delay, 0.0 if n == 0 else 1.0, 604800) for n, delay in enumerate(value))
+    return None if isinstance(value, str) or len(delays) > 100 or None in delays else delays  # type: ignore[return-value]
+
+
 def _recipe(value: Any) -> Any:
     if callable(value) or _text(value):
         return value
@@ -123,7 +128,16 @@ OPTIONS: Final[dict[str, Option]] = {
             "'requeue', 'fail' or 'run'",
             _one_of("requeue", "fail", "run"),
         ),
+        Option("failure_policy", "forget", "'forget' or 'keep'", _one_of("forget", "keep")),
         Option("uncertain_policy", "rerun", "'rerun' or 'hold'", _one_of("rerun", "hold")),
+        Option("reconciler", None, "a function of an UncertainExecution", lambda value: value if callable(value) else None),
+        Option(
+            "reconcile_delays",
+            (0.0, 10.0, 60.0, 600.0, 3600.0),
+            "a list of up to 100 delays in seconds, from 1 to 604800, a week; the first may be less",
+            _delays,
+        ),
+        Option("payload_on", None, f"{_RECIPE}, or () to compare nothing", _recipe),
         Option("result_ttl", 86400.0, "seconds from 0 to 315360000, ten years", lambda value: _seconds(value, 0, 315360000)),
     )
 }
@@ -161,7 +175,11 @@ class TaskOptions:
     rescue: bool
     max_deliveries: int
     store_error_policy: str
+    failure_policy: str
     uncertain_policy: str
+    reconciler: Any
+    reconcile_delays: tuple[float, ...]
+    payload_on: Any
 
 
 def read_options(task_name: str, given: Callable[[str], Any], conf: Mapping[str, Any]) -> TaskOptions:

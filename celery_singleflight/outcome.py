@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from celery_singleflight import headers as header, signals
 from celery_singleflight.canvas import in_chord_header, revoke, stop_chain
 from celery_singleflight.claims import Ended, Outcome
-from celery_singleflight.errors import Contended, DeadLettered, Replaced, Skipped, WaitTimeout
+from celery_singleflight.errors import Contended, DeadLettered, ExecutionUncertain, Replaced, Skipped, WaitTimeout
 from celery_singleflight.results import decode, decode_error
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ def answer(trigger: Trigger, end: Ended) -> Any:
         raise decode_error(app, end.value, trigger.execution_key, " ".join(map(str, end.reason)))
     if end.outcome is Outcome.DEAD_LETTERED:
         raise _dead_letter(trigger, end)
+    if end.outcome is Outcome.UNCERTAIN:
+        raise _uncertain(trigger, end)
     facts = _contention(trigger, end)
     if end.outcome is Outcome.REJECTED:
         raise Contended(*facts)
@@ -101,9 +103,11 @@ def _tell(trigger: Trigger, end: Ended) -> None:
         reason = _why_revoked(trigger, end)
     elif end.outcome is Outcome.DEAD_LETTERED:
         reason = str(_dead_letter(trigger, end))
+    elif end.outcome is Outcome.UNCERTAIN:
+        reason = str(_uncertain(trigger, end))
     else:
         reason = str(Contended(*_contention(trigger, end)))
-    level = logging.ERROR if end.outcome is Outcome.DEAD_LETTERED else logging.INFO
+    level = logging.ERROR if end.outcome in (Outcome.DEAD_LETTERED, Outcome.UNCERTAIN) else logging.INFO
     logger.log(level, "%s[%s] does not run, %s: %s", name, task_id, end.outcome.value, reason)
     signals.trigger_ended.send(
         sender=trigger.task, lock_key=lock_key, task_id=task_id, outcome=end.outcome, reason=reason, ran=False
@@ -115,6 +119,11 @@ def _tell(trigger: Trigger, end: Ended) -> None:
 def _dead_letter(trigger: Trigger, end: Ended) -> DeadLettered:
     _, task_id, worker, deaths, _ = end.reason
     return DeadLettered(trigger.lock_key.text, task_id, worker or "", deaths)
+
+
+def _uncertain(trigger: Trigger, end: Ended) -> ExecutionUncertain:
+    _, task_id, worker, age_ms, _ = end.reason
+    return ExecutionUncertain(trigger.execution_key, task_id or "", worker or "", age_ms / 1000)
 
 
 def _contention(trigger: Trigger, end: Ended) -> tuple[str, str, str, float, float]:

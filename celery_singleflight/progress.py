@@ -22,7 +22,8 @@ _MOVE: Final = load("move_cursor")
 _UNDO: Final = load("undo_step")
 _FIND_ENDING: Final = load("find_ending")
 _FORGET: Final = load("forget_steps")
-_RESOLVE: Final = load("resolve_step")
+_RESOLVE: Final = load("resolve")
+_RESOLVE_STEP: Final = load("resolve_step")
 
 #: Seconds for which what is done is kept at least, counted from the last step: a retry may be that far away.
 _KEEP: Final = 86400.0
@@ -210,7 +211,7 @@ class Progress(Custody):
         """Say that a step is done, with this value, or not; see the script for what is answered."""
         content_type, content_encoding, body = value or _NOTHING
         reply = self._ask(
-            _RESOLVE,
+            _RESOLVE_STEP,
             record,
             name=name,
             state="failed" if value is None else "done",
@@ -220,15 +221,43 @@ class Progress(Custody):
         )
         return reply.word, (reply[1].decode() if len(reply) > 1 else "")
 
+    def resolve(
+        self,
+        record: Record,
+        outcome: str,
+        value: Encoded,
+        *,
+        owner: str = "",
+        reason: str,
+        keep: float,
+        keeps_failure: bool,
+    ) -> tuple[str, str]:
+        """Say what a run has done that died; see the script for what is answered. The record is that of its trigger."""
+        reply = self._ask(
+            _RESOLVE,
+            record,
+            owner=owner,
+            task_id=record.task_id,
+            outcome=outcome,
+            reason=reason,
+            content_type=value.content_type,
+            content_encoding=value.content_encoding,
+            body=as_text(value.body),
+            keep_ms=milliseconds(keep),
+            failure="keep" if keeps_failure else "",
+        )
+        fact = reply[1] if len(reply) > 1 else ""
+        return reply.word, fact.decode() if isinstance(fact, bytes) else str(fact)
+
     def _ask(self, script: Script, record: Record, **values: Any) -> Any:
-        return self._run(script, {**self._places(script, record), **values})
+        return self._run(script, {**self.named(script, record), **values})
 
     def _write(self, script: Script, writer: Writer, **values: Any) -> Any:
         lease = writer.lease
         reply = self._run(
             script,
             {
-                **self._places(script, writer.record),
+                **self.named(script, writer.record),
                 "owner": lease.owner,
                 "token": lease.token,
                 "limit": lease.limit,
@@ -240,10 +269,6 @@ class Progress(Custody):
         if reply.word == "refused":
             raise LeaseLost(lease.lock_key, "the run has ended" if reply.outcome else "it was taken over")
         return reply
-
-    def _places(self, script: Script, record: Record) -> dict[str, Any]:
-        names = self.names(record)
-        return {name: names[name] if name != "steps" else self.keys.steps(names["execution"]) for name in script.keys}
 
 
 def _encoded(reply: Any) -> Encoded:

@@ -1,21 +1,78 @@
-"""What people say of steps from outside of a run: what became of one, and that all are to be forgotten."""
+"""What people say from outside of a run: what became of one that died, or of a step, and that steps are to be forgotten."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from celery_singleflight.claims import Record
+from celery_singleflight.claims import Encoded, Record
 from celery_singleflight.coordination import coordination
-from celery_singleflight.errors import StepError
+from celery_singleflight.errors import ResolutionError, ResolvedFailed, SingleflightError
 from celery_singleflight.keys import LockKey
-from celery_singleflight.results import encode
+from celery_singleflight.resolution import Resolution
+from celery_singleflight.results import encode, encode_error
+from celery_singleflight.step_errors import StepError
 
 if TYPE_CHECKING:
     from celery import Celery
 
-    from celery_singleflight.claims import Encoded
+__all__ = ("forget_steps", "resolve", "resolve_step")
 
-__all__ = ("forget_steps", "resolve_step")
+
+def resolve(
+    app: Celery,
+    task: str,
+    outcome: Literal["succeeded", "failed", "rerun"],
+    *,
+    task_id: str | None = None,
+    execution_key: str | None = None,
+    result: Any = None,
+    reason: str = "",
+) -> int:
+    """Say what a run has done that died after its body began: it has succeeded, with this `result`; failed; or is to run again.
+
+    `task` is the task's name; the execution is that of the explicit `execution_key`, else of the `task_id`. Those who wait for
+    it ask again within a second or two: they get the result or the failure, or one of them runs. Returns how many they are.
+    Under `failure_policy="forget"` a failure is that of the trigger whose run it was, and the others run. It can be said of a
+    run whose lease has expired, whatever the `uncertain_policy`.
+
+    Raises `ResolutionError` when the execution has an outcome, is under way, has not died, or is not known, and when the result
+    does not serialise; `StoreUnavailable`.
+    """
+    said = Resolution(outcome, result, reason)
+    what = f"execution {execution_key or task_id} of {task}"
+    value, why_not = encode(app, result) if outcome == "succeeded" else (Encoded("", "", b""), "")
+    if why_not:
+        raise ResolutionError(f"{what}: its result cannot be stored: {why_not}")
+    if outcome == "failed":
+        value = encode_error(app, ResolvedFailed(execution_key or task_id or "", reason))
+    record = _record_of(app, task, task_id, execution_key, ResolutionError)
+    options = app.tasks[task]._binding.options  # noqa: SLF001, of the package
+    while True:
+        word, fact = coordination(app).store.resolve(
+            record,
+            said.outcome,
+            value,
+            reason=json.dumps(["resolved", reason]),
+            keep=options.result_ttl,
+            keeps_failure=options.failure_policy == "keep",
+        )
+        if word != "other":
+            break
+        record = record._replace(task_id=fact, has_trigger=True)
+    if word != "resolved":
+        expected = "expected one whose run died after its body began"
+        raise ResolutionError(f"{what}: {expected}; " + _REFUSALS[word].format(fact or "a worker"))
+    return int(fact)
+
+
+#: What is said of an execution that cannot be resolved.
+_REFUSALS: Final = {
+    "running": "{} is at it",
+    "ended": "it has ended, {}",
+    "certain": "none has, and it goes on by itself",
+    "unknown": "the store knows nothing of it",
+}
 
 
 def resolve_step(
@@ -43,7 +100,7 @@ def resolve_step(
         value, why_not = encode(app, result)
         if why_not:
             raise StepError(f"step {step}: its result cannot be stored: {why_not}")
-    record = _record_of(app, task, task_id, execution_key)
+    record = _record_of(app, task, task_id, execution_key, StepError)
     word, fact = coordination(app).store.resolve_step(record, step, value)
     what = f"step {step} of execution {execution_key or task_id} of {task}"
     if word == "running":
@@ -59,14 +116,16 @@ def forget_steps(app: Celery, task: str, *, task_id: str | None = None, executio
 
     `task`, `task_id` and `execution_key` are as in `resolve_step`. Raises `StoreUnavailable`.
     """
-    return coordination(app).store.forget_steps(_record_of(app, task, task_id, execution_key))
+    return coordination(app).store.forget_steps(_record_of(app, task, task_id, execution_key, StepError))
 
 
-def _record_of(app: Celery, task: str, task_id: str | None, execution_key: str | None) -> Record:
+def _record_of(
+    app: Celery, task: str, task_id: str | None, execution_key: str | None, error: type[SingleflightError]
+) -> Record:
     if (task_id is None) == (execution_key is None):
-        raise StepError(f"expected either a task_id or an execution_key, got {task_id!r} and {execution_key!r}")
-    binding = getattr(app.tasks[task], "_binding", None)
+        raise error(f"expected either a task_id or an execution_key, got {task_id!r} and {execution_key!r}")
+    binding = getattr(app.tasks[task], "_binding", None) if task in app.tasks else None
     if binding is None:
-        raise StepError(f"expected the name of a protected task, got {task!r}")
+        raise error(f"expected the name of a protected task, got {task!r}")
     lock_key = LockKey(binding.options.lock_name or task, "")
     return Record(lock_key, task_id or "", execution_key, has_trigger=execution_key is None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from celery_singleflight import signals
-from celery_singleflight.claims import Acquired, Encoded, Ended, Outcome, Parked, Surplus
+from celery_singleflight.claims import Acquired, Doubt, Encoded, Ended, Held, Outcome, Parked, Surplus
 from celery_singleflight.custody import GRACE
 from celery_singleflight.direct import call_directly, held_here
 from celery_singleflight.ending import fail, finish, give_back
@@ -17,11 +17,12 @@ from celery_singleflight.errors import LeaseLost, MaxHoldExceeded, NestedLeaseLo
 from celery_singleflight.interruption import take_signal
 from celery_singleflight.lease import Execution, Holding, Lease
 from celery_singleflight.outcome import answer, end_revoked, ended
+from celery_singleflight.reconciling import Undecided, find_out
 from celery_singleflight.results import encode, encode_error
 from celery_singleflight.steps import Work
 from celery_singleflight.trigger import Trigger
 from celery_singleflight.undoing import forget, resume, undo_steps
-from celery_singleflight.waiting import park, requeue, requeue_without_store, wait_for_successor
+from celery_singleflight.waiting import await_word, park, requeue, requeue_without_store, wait_for_successor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,21 +44,32 @@ def run_trigger(
     """Run the body for a request of the task under its lease, or do what its contention policy says.
 
     Returns what Celery's tracer is to take as the task's result. Raises what the body raises; `Retry` and `Ignore` when the
-    trigger goes back to the broker or is left to another copy; `Contended`, `Skipped` and `WaitTimeout` where the policy says.
+    trigger goes back to the broker or is left to another copy; `Contended`, `Skipped` and `WaitTimeout` where the policy says,
+    `ExecutionUncertain` where it does not wait for somebody to know what an earlier run has done.
     """
     trigger = Trigger(task, request, binding, args, kwargs)
     if request.is_eager and held_here(trigger.lock_key):
         return call_directly(task, binding, body, args, kwargs, execution_key=trigger.claim.record.execution_key)
-    asked = _enter(trigger)
-    if asked is None:
-        return _run_unprotected(trigger, body)
-    entered, requested_at = asked
-    if isinstance(entered, Acquired):
-        return _run_body(trigger, entered, requested_at, body)
+    while True:
+        asked = _enter(trigger)
+        if asked is None:
+            return _run_unprotected(trigger, body)
+        entered, requested_at = asked
+        if not isinstance(entered, Acquired):
+            return _run_not(trigger, entered)
+        try:
+            return _run_body(trigger, entered, requested_at, body)
+        except Undecided:
+            continue  # it waits as the others do
+
+
+def _run_not(trigger: Trigger, entered: Ended | Surplus | Doubt | Parked | Held) -> Any:
     if isinstance(entered, Ended):
         return answer(trigger, entered)
     if isinstance(entered, Surplus):
         trigger.leave(f"is left to another copy of its message that counts, by its {entered.why}")
+    if isinstance(entered, Doubt):
+        await_word(trigger, entered)
     return park(trigger, entered) if isinstance(entered, Parked) else requeue(trigger, entered)
 
 
@@ -108,7 +120,11 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
         renew_every=_HEARS_REPLACED if trigger.binding.options.contention_policy == "replace" else claim.ttl / 3,
     )
     execution = Execution(
-        key=trigger.execution_key, run_id=entered.run_id, attempt=entered.attempt, task_id=claim.record.task_id
+        key=trigger.execution_key,
+        run_id=entered.run_id,
+        attempt=entered.attempt,
+        task_id=claim.record.task_id,
+        is_unsure=entered.is_unsure,
     )
     arguments = (trigger.args, trigger.kwargs)
     execution.work = Work(trigger.binding, trigger.task.name, lease, claim.record, entered.run_id, claim.worker, arguments)
@@ -117,10 +133,12 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
         take_signal()
     holding = Holding(lease, execution, trigger.task, trigger.request.id)
     # A run that is cut off leaves its message with the store, until the broker has delivered it again.
-    left: _Left | None = _Left(again=GRACE)
+    left: _Left | None = _Left(again=GRACE, cut_off=True)
     try:
         try:
-            value = _work(trigger, holding, lease, body)
+            value = _work(trigger, entered, holding, lease, body)
+        except Undecided:
+            raise
         except Exception as error:
             left = _continuation(trigger, holding) or _leave(trigger, lease, holding, error)
             raise
@@ -146,8 +164,11 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
     return value
 
 
-def _work(trigger: Trigger, holding: Holding, lease: Lease, body: Callable[..., Any]) -> Any:
-    """Run the body under its lease. Raises what it raises; for a `LeaseLost` by its own fault the error that says so."""
+def _work(trigger: Trigger, entered: Acquired, holding: Holding, lease: Lease, body: Callable[..., Any]) -> Any:
+    """Run the body under its lease, or find out in its place what an earlier run has done.
+
+    Raises what the body raises; for a `LeaseLost` by its own fault the error that says so.
+    """
     try:
         with holding:
             trigger.binding.coordination.heartbeat.keep(lease, trigger.claim.record)
@@ -155,6 +176,8 @@ def _work(trigger: Trigger, holding: Holding, lease: Lease, body: Callable[..., 
                 signals.lease_acquired.send(sender=trigger.task, lease=lease, execution=holding.execution)
             if holding.execution is not None and holding.execution.attempt > 1:
                 resume(holding)
+            if entered.find_out is not None and (known := find_out(trigger, entered, lease)).outcome == "succeeded":
+                return known.result
             return _call(trigger, body)
     except LeaseLost as lost:
         if lost.lock_key != lease.lock_key:
@@ -191,6 +214,7 @@ class _Left(NamedTuple):
 
     generation: int | None = None
     again: float | None = None
+    cut_off: bool = False
 
 
 def _conclude(trigger: Trigger, lease: Lease, outcome: Outcome, subject: Any) -> None:
@@ -205,6 +229,7 @@ def _conclude(trigger: Trigger, lease: Lease, outcome: Outcome, subject: Any) ->
         reason=reason,
         keep=trigger.claim.keep,
         hold=trigger.binding.options.min_hold if outcome is Outcome.SUCCEEDED else 0.0,
+        keeps_failure=trigger.keeps_failure,
     )
     if refused:
         raise LeaseLost(lease.lock_key, "it was finished by another run" if refused.outcome else "it was taken over")
@@ -214,7 +239,15 @@ def _conclude(trigger: Trigger, lease: Lease, outcome: Outcome, subject: Any) ->
 def _conclude_without_lease(trigger: Trigger, lease: Lease, error: Exception) -> None:
     value, reason = _encoded(trigger, Outcome.FAILED, error)
     claim = trigger.claim
-    if not fail(trigger.binding.coordination, lease, claim.record, value, reason=reason, keep=claim.keep):
+    if not fail(
+        trigger.binding.coordination,
+        lease,
+        claim.record,
+        value,
+        reason=reason,
+        keep=claim.keep,
+        keeps_failure=trigger.keeps_failure,
+    ):
         raise LeaseLost(lease.lock_key, "its trigger was taken over")
     _ended(trigger, lease, Outcome.FAILED, reason)
 

@@ -18,6 +18,7 @@ __all__ = (
     "requeued",
     "rescued",
     "trigger_ended",
+    "uncertain",
 )
 
 #: The run has got its lease and its body comes next. Passes `lease`, `execution`.
@@ -36,6 +37,13 @@ requeued: Final = Signal(name="requeued", providing_args={"lock_key", "task_id",
 #: The store has taken the message of a trigger that waits. Passes `lock_key`, `task_id`, `how` ("line", or "group" when it gets
 #: the outcome of another's run) and `place`, how many are before it in line.
 parked: Final = Signal(name="parked", providing_args={"lock_key", "task_id", "how", "place"})
+
+#: A trigger waits until somebody knows what an earlier run of its execution has done, which died. Passes `lock_key`, `task_id`,
+#: `execution_key`, and of the run that died `died_task_id`, `died_worker` and `age`, how many seconds ago that was found.
+uncertain: Final = Signal(
+    name="uncertain",
+    providing_args={"lock_key", "task_id", "execution_key", "died_task_id", "died_worker", "age"},
+)
 
 #: A trigger has its outcome. Passes `lock_key`, `task_id`, `outcome` (an `Outcome`), `reason` (a text) and `ran`: False when
 #: it was skipped, rejected, timed out waiting, or answered from a stored outcome.

@@ -13,17 +13,14 @@ from celery_singleflight.canonical import digest
 from celery_singleflight.compensation import reference
 from celery_singleflight.errors import (
     LockKeyError,
-    PayloadChanged,
     Replaced,
-    StepError,
-    StepResultUnavailable,
-    StepUncertain,
     StoreUnavailable,
 )
 from celery_singleflight.keys import bounded
 from celery_singleflight.lease import current_execution
 from celery_singleflight.progress import Begun, Changed, Done, Step, Uncertain, Writer
 from celery_singleflight.results import decode, encode
+from celery_singleflight.step_errors import PayloadChanged, StepError, StepResultUnavailable, StepUncertain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

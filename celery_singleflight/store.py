@@ -12,10 +12,11 @@ from celery_singleflight.claims import (
     Outcome,
     Record,
     Refused,
+    Terms,
     Waits,
 )
 from celery_singleflight.custody import as_text, calls_of, milliseconds
-from celery_singleflight.errors import ExecutionKeyReused, ScriptError
+from celery_singleflight.errors import ExecutionKeyReused, PayloadMismatch, ScriptError
 from celery_singleflight.progress import Progress
 from celery_singleflight.script import Value, load
 
@@ -47,13 +48,14 @@ class Store(Progress):
         """Ask for the lease of a claim.
 
         Raises `StoreUnavailable`; the store may then have granted it, to be given back by `abandon`. Raises
-        `ExecutionKeyReused` when the explicit execution key belongs to another task.
+        `ExecutionKeyReused` when the explicit execution key belongs to another task, `PayloadMismatch` when it was used with
+        another payload.
         """
         record = claim.record
         reply = self._run(
             _ENTER,
             {
-                **self.names(record),
+                **self.named(_ENTER, record),
                 "owner": claim.owner,
                 "task_id": record.task_id,
                 "worker": claim.worker,
@@ -75,10 +77,12 @@ class Store(Progress):
                 "task": "" if record.execution_key is None else claim.task,
                 "waits": _packed(claim.waits),
                 "ticket": claim.ticket,
+                "terms": _packed_terms(claim.terms),
             },
         )
         if reply.word == "reused":
-            raise ExecutionKeyReused(record.execution_key or "", reply.by_task.decode())
+            reused = PayloadMismatch if reply.what == b"payload" else ExecutionKeyReused
+            raise reused(record.execution_key or "", reply.by_task.decode())
         return entered_of(reply)
 
     def follow(self, claim: Claim, by: str) -> Ended | None:
@@ -140,15 +144,17 @@ class Store(Progress):
         reason: str,
         keep: float,
         hold: float | None = 0.0,
+        keeps_failure: bool = False,
     ) -> Finished | Refused:
         """Record the outcome and release the lease, or return who has taken over.
 
-        The lock key stays taken until it was held for `hold` seconds; None keeps the lease for an outer holder.
+        `keeps_failure` is whether a failure answers for later triggers of an explicit execution key. The lock key stays taken
+        until it was held for `hold` seconds; None keeps the lease for an outer holder.
         """
         reply = self._run(
             _FINISH,
             {
-                **self.names(record),
+                **self.named(_FINISH, record),
                 "owner": lease.owner,
                 "lock_key": record.lock_key.text,
                 "member": record.member,
@@ -162,6 +168,7 @@ class Store(Progress):
                 "keep_ms": milliseconds(keep),
                 "hold_ms": "" if hold is None else milliseconds(hold),
                 "remember_ms": milliseconds(_REMEMBER if record.has_trigger else 0),
+                "failure": "keep" if keeps_failure else "",
             },
         )
         if reply.word == "refused":
@@ -178,17 +185,18 @@ class Store(Progress):
         hold: float | None = 0.0,
         again: float | None = None,
         died: bool = False,
+        cut_off: bool = False,
     ) -> list[Handout]:
         """End a run without an outcome; return the messages of those who are next. `hold` is as in `finish`.
 
         `generation` makes older copies of its message stop counting; `forget` deletes its record. `again` is in how many
         seconds the stored message may be published, unless the trigger has entered again; None when its message is the
-        broker's from now on. `died` counts against `max_deliveries`.
+        broker's from now on. `died` counts against `max_deliveries`; `cut_off` is that nobody knows what the body has done.
         """
         reply = self._run(
             _ABANDON,
             {
-                **self._named(_ABANDON, record),
+                **self.named(_ABANDON, record),
                 "owner": owner,
                 "lock_key": record.lock_key.text,
                 "member": record.member,
@@ -197,6 +205,7 @@ class Store(Progress):
                 "hold_ms": "" if hold is None else milliseconds(hold),
                 "again_ms": "" if again is None else milliseconds(again),
                 "died": int(died),
+                "cut_off": int(cut_off),
             },
         )
         return calls_of(reply)
@@ -222,6 +231,24 @@ def _packed(waits: Waits) -> str:
     )
 
 
+def _packed_terms(terms: Terms) -> str:
+    """Return what a trigger says of its execution as `enter` reads it."""
+    if terms == _NO_TERMS:
+        return ""
+    payload, holds, delays, source, scheduled, is_redelivered = terms
+    return "\n".join(
+        (
+            payload,
+            "hold" if holds else "",
+            ",".join(str(milliseconds(delay)) for delay in delays),
+            source,
+            scheduled,
+            "1" if is_redelivered else "",
+        )
+    )
+
+
+_NO_TERMS: Final = Terms()
 _PLAIN: Final = Waits()
 _PLAIN_PACKED: Final = "1" + "\n" * 8
 

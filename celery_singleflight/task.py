@@ -13,7 +13,7 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_singleflight.binding import Binding, bound_to, is_protected, quiet_contention
 from celery_singleflight.direct import call_directly
-from celery_singleflight.errors import Contended, SingleflightError, StoreUnavailable
+from celery_singleflight.errors import Contended, ExecutionUncertain, SingleflightError, StoreUnavailable
 from celery_singleflight.lease import holdings, is_inside
 from celery_singleflight.outcome import settle
 from celery_singleflight.publish import move_call_options
@@ -80,8 +80,18 @@ class SingleflightTask(Stepwise, Task):
     max_deliveries: int | None = None
     #: When the store is away before the body: `"requeue"` (default), `"fail"`, or `"run"` without any protection.
     store_error_policy: str | None = None
-    #: What is done about a step that was begun and not recorded: `"rerun"` (default) or `"hold"`.
+    #: What a failure is to later triggers of an explicit execution key: `"forget"` (default), they run it, or `"keep"`, it is
+    #: their outcome too.
+    failure_policy: str | None = None
+    #: What is done about a run that died after its body began, or a step that was begun and not recorded: `"rerun"` (default),
+    #: or `"hold"` until somebody says what it has done.
     uncertain_policy: str | None = None
+    #: Under `"hold"`, a function of an `UncertainExecution` that finds out what it has done: returns a `Resolution` or None.
+    reconciler: Any = None
+    #: After how many seconds it is asked, the first time and each further time. Default: 0, 10, 60, 600, 3600.
+    reconcile_delays: Any = None
+    #: By which arguments an explicit execution key is recognised, as in `lock_on`; `()` for none. Default: all arguments.
+    payload_on: Any = None
 
     # A run that may be repeated safely is repeated when its worker dies.
     acks_late = True
@@ -182,8 +192,9 @@ def _adapt(cls: type[SingleflightTask], app: Celery) -> None:
     request = inspect.getattr_static(cls, "Request")
     if not isinstance(request, RequestClass):
         cls.Request = RequestClass(request)
-    if Contended not in cls.throws:
-        cls.throws = (*cls.throws, Contended)  # expected, so no error in the log
+    for expected in (Contended, ExecutionUncertain):
+        if expected not in cls.throws:
+            cls.throws = (*cls.throws, expected)  # so no error in the log
     on_retry = inspect.getattr_static(cls, "on_retry")
     if not hasattr(on_retry, "is_quiet"):
         cls.on_retry = quiet_contention(on_retry)

@@ -15,11 +15,12 @@ from celery_singleflight import headers as header
 from celery_singleflight.binding import arguments_digest
 from celery_singleflight.claims import Claim, OnHeld, Record, Waits
 from celery_singleflight.custody import GRACE
-from celery_singleflight.errors import LockKeyError, OptionError
+from celery_singleflight.errors import OptionError
 from celery_singleflight.keys import LockKey
 from celery_singleflight.message import pack_message, replace_arguments
 from celery_singleflight.options import CALL_OPTIONS, PREFIX
 from celery_singleflight.policies import PARKING, waits_on_contention
+from celery_singleflight.terms import terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +38,13 @@ _WITHOUT_RUN: Final = "_singleflight_without_run"
 _Ending = TypeVar("_Ending", bound=BaseException)
 _KEPT: Final = Waits()
 _NOT_KEPT: Final = Waits(keeps=False)
-_HEADERS: Final = {header.KEY, header.DIGEST, *header.OF_A_WAIT, *(option.header for option in CALL_OPTIONS.values())}
+_HEADERS: Final = {
+    header.KEY,
+    header.DIGEST,
+    header.SOURCE,
+    *header.OF_A_WAIT,
+    *(option.header for option in CALL_OPTIONS.values()),
+}
 _ON_HELD: Final[dict[str, OnHeld]] = {
     "requeue": "wait",
     "queue": "queue",
@@ -135,6 +142,7 @@ class Trigger:
             task=task.name,
             waits=self._waits_as(policy, record.lock_key) if is_parked else _KEPT if options.rescue else _NOT_KEPT,
             ticket=ticket,
+            terms=terms_of(binding, request, record, args, kwargs),
         )
 
     @property
@@ -159,6 +167,11 @@ class Trigger:
         hard, soft = self.request.timelimit or (None, None)
         limits = (hard or self.task.time_limit, soft or self.task.soft_time_limit)
         return float(min((limit for limit in limits if limit), default=math.inf))
+
+    @property
+    def keeps_failure(self) -> bool:
+        """Whether a failure is the outcome of later triggers of an explicit execution key too."""
+        return bool(self.binding.options.failure_policy == "keep")
 
     @property
     def after_retry(self) -> int:
@@ -233,7 +246,9 @@ class Trigger:
         # Where tasks share a lock key, none of them gives another the outcome of its run.
         among = "" if lock_key.name == self.task.name else self.task.name
         if policy == "join":
-            digest = self._payload_digest()
+            digest = self.binding.digest_of_all(self.args, self.kwargs)
+            if not digest:
+                logger.info("%s[%s] can join nobody: its arguments cannot be compared", self.task.name, self.request.id)
             return waits._replace(digest=f"{digest} {among}".rstrip() if digest else "")
         if policy == "coalesce":
             delay = self._call_option("coalesce_delay")
@@ -242,19 +257,6 @@ class Trigger:
             within = delay * 10 if options.coalesce_within is None else options.coalesce_within
             return waits._replace(digest=among, which=which, delay=delay, within=within)
         return waits
-
-    def _payload_digest(self) -> str:
-        """Return what tells payloads apart: the arguments by name, or as they came where a default has no canonical form.
-
-        Of an argument that has none it cannot be told whether it is the same: empty, and the trigger joins nobody.
-        """
-        for args, kwargs in (((), self.binding.arguments.bind(self.args, self.kwargs)), (self.args, self.kwargs)):
-            try:
-                return arguments_digest(args, kwargs)
-            except LockKeyError as error:
-                why = error
-        logger.info("%s[%s] can join nobody: %s", self.task.name, self.request.id, why)
-        return ""
 
     def _expires(self) -> float | None:
         """Return in how many seconds the message expires, by the clock of this machine, which Celery goes by too."""

@@ -15,7 +15,7 @@ from kombu.serialization import registry
 
 from celery_singleflight import headers as header, signals
 from celery_singleflight.courier import careful_producer
-from celery_singleflight.errors import Contended, StoreUnavailable
+from celery_singleflight.errors import Contended, ExecutionUncertain, StoreUnavailable
 from celery_singleflight.message import route_of
 from celery_singleflight.policies import LONGEST_DELAY, blind_delay, requeue_delay
 from celery_singleflight.trigger import without_run
@@ -23,10 +23,10 @@ from celery_singleflight.trigger import without_run
 if TYPE_CHECKING:
     from celery import Celery
 
-    from celery_singleflight.claims import Held, Parked
+    from celery_singleflight.claims import Doubt, Held, Parked
     from celery_singleflight.trigger import Trigger
 
-__all__ = ("driver_of", "longest_delay", "park", "requeue", "requeue_without_store", "wait_for_successor")
+__all__ = ("await_word", "driver_of", "longest_delay", "park", "requeue", "requeue_without_store", "wait_for_successor")
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +41,13 @@ def requeue(trigger: Trigger, held: Held) -> NoReturn:
     eager mode, where nobody would run it later.
     """
     lock_key = trigger.lock_key.text
-    contention = Contended(lock_key, held.task_id, held.worker, held.age, held.remaining)
+    blocker: Contended | ExecutionUncertain = Contended(lock_key, held.task_id, held.worker, held.age, held.remaining)
+    if held.what == "uncertain":
+        blocker = _uncertain(trigger, held)
     if trigger.request.is_eager:
-        raise contention
-    if not held.is_own:
-        _tell(trigger, contention)
+        raise blocker
+    if isinstance(blocker, Contended) and not held.is_own:
+        _tell(trigger, blocker)
     app = trigger.binding.app
     countdown = requeue_delay(held, trigger.waits, longest=longest_delay(app), least=_least_delay(app))
     wait = trigger.claim.wait
@@ -59,7 +61,7 @@ def requeue(trigger: Trigger, held: Held) -> NoReturn:
     if held.is_own:
         when = f"while it runs on {held.worker}" if held.worker else "just after its end"
         trigger.leave(f"was delivered again {when}; a copy looks again in {countdown:.1f} s")
-    raise without_run(Retry(exc=contention, when=countdown, sig=signature))
+    raise without_run(Retry(exc=blocker, when=countdown, sig=signature))
 
 
 def park(trigger: Trigger, parked: Parked) -> NoReturn:
@@ -75,6 +77,31 @@ def park(trigger: Trigger, parked: Parked) -> NoReturn:
     signals.parked.send(sender=trigger.task, lock_key=lock_key, task_id=task_id, how=parked.how, place=parked.place)
     where = f"in line, behind {parked.place}" if parked.how == "line" else f"for the outcome of {parked.task_id}"
     raise without_run(Retry(f"Waits {where}: {contention}", exc=contention, when=0))
+
+
+def await_word(trigger: Trigger, doubt: Doubt) -> NoReturn:
+    """End the delivery of a trigger whose message the store has until somebody knows what an earlier run has done.
+
+    Raises `Retry`, so that it shows as waiting; `Ignore` when it did so before.
+    """
+    if doubt.how == "again":
+        trigger.leave("was delivered again while it waits for what an earlier run of its execution has done")
+    raise without_run(Retry(exc=_uncertain(trigger, doubt), when=0))
+
+
+def _uncertain(trigger: Trigger, found: Doubt | Held) -> ExecutionUncertain:
+    error = ExecutionUncertain(trigger.execution_key, found.task_id, found.worker, found.age)
+    logger.warning("%s[%s] waits: %s", trigger.task.name, trigger.request.id, error)
+    signals.uncertain.send(
+        sender=trigger.task,
+        lock_key=trigger.lock_key.text,
+        task_id=trigger.request.id,
+        execution_key=trigger.execution_key,
+        died_task_id=found.task_id,
+        died_worker=found.worker,
+        age=found.age,
+    )
+    return error
 
 
 def requeue_without_store(trigger: Trigger, error: StoreUnavailable) -> NoReturn:

@@ -1,6 +1,6 @@
 -- End a run without an outcome, and release the lease: its trigger will run again, or was never to be remembered.
 --
--- Uses time, holders, waiting.
+-- Uses time, holders, waiting, uncertain.
 --
 -- KEYS[1] lease       hash: owner token -> who holds the lock key; see shared/holders.lua
 -- KEYS[2] pace        hash; this and the keys up to baton are of those who wait: see shared/waiting.lua
@@ -21,6 +21,7 @@
 -- ARGV[7] again_ms    in what time the stored message is published unless the trigger has entered again; empty when its
 --                     message is the broker's from now on
 -- ARGV[8] died        "1" when the run died with its process
+-- ARGV[9] cut_off     "1" when its body was cut off, and nobody knows what it has done
 --
 -- Returns {"abandoned", calls}  nothing is held by this owner any more; calls are the messages of those who are next,
 --         to be published now: see shared/waiting.lua
@@ -31,11 +32,23 @@ local RETRIES = 1048576
 if hold_ms ~= '' then
   leave_place(owner, hold_ms)
 end
-local holder, outcome, runs_generation = unpack(redis.call('HMGET', execution, 'owner', 'outcome', 'run_generation'))
+local holder, outcome, runs_generation, unsure = unpack(
+  redis.call('HMGET', execution, 'owner', 'outcome', 'run_generation', 'unsure'))
 local left_by, newest_generation, concluded = unpack(redis.call('HMGET', trigger, 'left_by', 'generation', 'outcome'))
+local is_unsure = (died == '1' or cut_off == '1') and not outcome and (holder == owner or left_by == owner)
+if is_unsure then
+  begin_doubt(owner)
+elseif holder == owner and not outcome and unsure and (forget == '1' or doubt_of(unsure).of == owner) then
+  -- It was taken for dead, and says how it goes on.
+  end_doubt()
+end
 if execution ~= trigger and holder == owner and concluded and not outcome then
   -- The main process has given the trigger its outcome while this run lived: nothing is under way any more.
-  redis.call('DEL', execution)
+  if is_unsure then
+    redis.call('HDEL', execution, 'owner', 'until_ms', 'since_ms', 'fence')
+  else
+    redis.call('DEL', execution)
+  end
 end
 outcome = outcome or concluded
 -- The process gives back, then the worker's main process finds that it has died. The death of a run that had sent its retry is

@@ -1,7 +1,7 @@
 -- Give a trigger an outcome that is none of its lease's: its run was killed or is about to be, has outstayed its time, or it
 -- was revoked while it waited.
 --
--- Uses time, holders, waiting.
+-- Uses time, holders, waiting, uncertain.
 --
 -- KEYS[1] lease       hash: owner token -> who holds the lock key; see shared/holders.lua
 -- KEYS[2] pace        hash; this and the keys up to baton are of those who wait: see shared/waiting.lua
@@ -25,6 +25,8 @@
 -- ARGV[10] content_type      of the body
 -- ARGV[11] content_encoding  of the body
 -- ARGV[12] body       the error; empty for none
+-- ARGV[13] execution_as  what an explicit execution key has of it: "keep", the failure; "hold", that nobody knows what its run has
+--                     done; else nothing
 --
 -- Returns {"concluded", calls}  recorded; also when asked again with the same owner token, which may release and settle, and
 --         when Celery has done what follows the same outcome, which settles it. calls are the messages of those who are next, to
@@ -54,9 +56,26 @@ if release == '1' then
 end
 local done, by = unpack(redis.call('HMGET', trigger, 'outcome', 'concluded_by'))
 local holder, until_ms, runs = unpack(redis.call('HMGET', execution, 'owner', 'until_ms', 'task_id'))
-if separate and holder == owner and release == '1' and (not done or by == owner) then
+local unsure = separate and redis.call('HGET', execution, 'unsure')
+local is_its = holder == owner or ((not holder or holder == '') and unsure and doubt_of(unsure).of == owner)
+if separate and is_its and release == '1' and (not done or by == owner) then
   -- Not before: under another lock key somebody else would begin beside the process that still lives.
-  redis.call('DEL', execution)
+  if execution_as == 'hold' then
+    begin_doubt(owner)
+    redis.call('HDEL', execution, 'owner', 'until_ms', 'since_ms', 'fence')
+    keep(execution, HELD_MS)
+  else
+    if unsure then
+      end_doubt()
+    end
+    if execution_as == 'keep' and outcome == 'failed' then
+      redis.call('HSET', execution, 'owner', '', 'outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', text(now),
+                 'content_type', content_type, 'content_encoding', content_encoding, 'body', body)
+      redis.call('PEXPIRE', execution, keep_ms)
+    else
+      redis.call('DEL', execution)
+    end
+  end
 end
 if by == owner or (done == outcome and patience_ms == '') then
   if patience_ms == '' then

@@ -3,7 +3,7 @@
 -- One decision over everything that belongs together: does this copy of the message still count, has the trigger or its
 -- execution ended already, is its execution under way somewhere, is a place free, and who is next?
 --
--- Uses time, holders, waiting, parking, places.
+-- Uses time, holders, waiting, parking, places, uncertain, awaiting.
 --
 -- KEYS[1] lease       hash: owner token -> who holds the lock key; see shared/holders.lua
 -- KEYS[2] fence       string: the last fencing token
@@ -16,6 +16,7 @@
 -- KEYS[9] execution   hash: run record of the execution key
 -- KEYS[10] trigger    hash: record of the trigger; the same key as execution unless the execution key is explicit
 -- KEYS[11] due        sorted set: trigger -> store time in ms at which the sweeper looks at it
+-- KEYS[12] steps      hash: what the execution has done so far; see shared/steps.lua
 -- ARGV[1] owner       owner token of this delivery
 -- ARGV[2] task_id     id of the trigger
 -- ARGV[3] worker      who asks, for people to read
@@ -42,11 +43,17 @@
 --                     count, "newest", "first" or "merged"; how long it is held back for others, in ms; how long in all; the
 --                     trigger and the copy of it that the message was merged with. Empty for what does not apply
 -- ARGV[21] ticket     its place in the line of those who wait with the broker; empty when it has none
+-- ARGV[22] terms      of its execution: lines of the digest of the payload, where the execution key is explicit; "hold" if a run
+--                     that died leaves it uncertain; after how many ms somebody tries to find out, one number for each try, with
+--                     commas; where the trigger comes from; its scheduled time; "1" when the broker delivers it again. Empty
+--                     where none of it applies
 --
--- Returns {"acquired", fence, run, attempt, calls}  it is ours, also when asked again with the same owner token
+-- Returns {"acquired", fence, run, attempt, unsure, calls}  it is ours, also when asked again with the same owner token. unsure is
+--         "1" when an earlier run of the execution died after its body began; JSON of its trigger, its worker, how long ago in ms
+--         and how often it was tried, when this one is to find out what that has done
 --      or {"held", what, holder, age_ms, remaining_ms, hold_ms, turn_ms, now_ms, first_ms, place, tries, ticket}  what is
 --         "lock"; "execution", the same under another lock key; "own", another delivery runs this trigger or has just ended it;
---         "predecessor", the run that has sent this retry is about to end. turn_ms is when about it will be its turn; tries,
+--         "predecessor", the run that has sent this retry is about to end; "uncertain", as below. turn_ms is when about it will be its turn; tries,
 --         how often it has looked in vain since anybody has entered
 --      or {"parked", how, holder, age_ms, remaining_ms, place, ticket, calls}  the store has its message, and it will be called;
 --         how is "line" or "group"; "again" when it had been parked before
@@ -57,13 +64,17 @@
 --         one it was merged with waits no longer, and its own arguments are to be all
 --      or {"ended", outcome, settled, reason, content_type, content_encoding, body, calls}  the trigger is over: this is how
 --      or {"surplus", why}  another copy of the trigger's message is the one that counts
---      or {"reused", by_task}  the explicit execution key belongs to that other task
+--      or {"reused", by_task, what}  the explicit execution key belongs to that task; what is "task" when that is another one,
+--         "payload" when it had another payload
+--      or {"uncertain", how, holder, age_ms, calls}  a run of the execution died, and nobody knows what it has done. how is "held",
+--         the store has the trigger's message until somebody knows; "again" when it had it before; "told", it has not
 -- where calls are the messages of those who are next, to be published now: see shared/waiting.lua.
 
 local holder, until_ms, since_ms, token, run_id, attempts, runs, on, runs_generation, done, newest, counts, settled, by,
-  ended_ms, died, by_task, has_run, group = unpack(
+  ended_ms, died, by_task, has_run, group, unsure = unpack(
   redis.call('HMGET', execution, 'owner', 'until_ms', 'since_ms', 'fence', 'run', 'attempt', 'task_id', 'worker',
-             'run_generation', 'outcome', 'generation', 'copy', 'settled', 'by', 'ended_ms', 'died', 'task', 'run', 'group'))
+             'run_generation', 'outcome', 'generation', 'copy', 'settled', 'by', 'ended_ms', 'died', 'task', 'run', 'group',
+             'unsure'))
 local outcome, led_by = done, nil
 if separate then
   newest, counts, outcome, settled, by, ended_ms, died, has_run, group = unpack(
@@ -73,11 +84,17 @@ local is_running = holder and holder ~= '' and tonumber(until_ms) > now
 
 if is_running and holder == owner then
   -- Asked again, because the reply was lost.
-  return table.concat({'acquired', token, run_id, tonumber(attempts), ''}, '\n')
+  local what = unsure and told(doubt_of(unsure)) or ''
+  return table.concat({'acquired', token, run_id, tonumber(attempts), what, ''}, '\n')
 end
 
-if task ~= '' and by_task and by_task ~= task then
-  return {'reused', by_task}
+if task ~= '' and by_task then
+  -- A retry may change the arguments of its own trigger.
+  local its_payload = payload ~= '' and runs ~= task_id and redis.call('HGET', execution, 'payload')
+  if by_task ~= task or (its_payload and its_payload ~= payload) then
+    step_aside()
+    return {'reused', by_task, by_task ~= task and 'task' or 'payload'}
+  end
 end
 newest = tonumber(newest)
 if newest and ours < newest then
@@ -122,6 +139,10 @@ if is_own or done then
   local reason = outcome and redis.call('HGET', trigger, 'reason') or cjson.encode({'answered', runs})
   if not outcome then
     remember('outcome', done, 'reason', reason, 'by', owner, 'ended_ms', text(now))
+    if done ~= 'succeeded' then
+      local error = redis.call('HMGET', execution, 'content_type', 'content_encoding', 'body')
+      redis.call('HSET', trigger, 'content_type', error[1], 'content_encoding', error[2], 'body', error[3])
+    end
   elseif by ~= owner then
     redis.call('HSET', trigger, 'by', owner, 'ended_ms', text(now))
   end
@@ -204,6 +225,23 @@ local function held(what, since, task, at, ends)
           text(first), its.place, its.tries, its.ticket}
 end
 
+-- A run of the execution that has not ended died with its process; one that has sent its retry has said how it goes on.
+local doubt = unsure and doubt_of(unsure)
+local has_died = holder and holder ~= '' and not is_running and not (doubt and doubt.of == holder) and
+                 not (runs == task_id and (tonumber(runs_generation) or ours) < ours)
+if has_died then
+  doubt = new_doubt(doubt, holder, runs, on)
+end
+
+local function await_word()
+  local reply, reason = wait_for_word(doubt, counts)
+  return reply or end_here('uncertain', reason)
+end
+
+if is_running and doubt and doubt.by == holder and unsure_as == 'hold' and runs ~= task_id then
+  return await_word()
+end
+
 if is_running then
   local what = 'execution'
   if runs == task_id then
@@ -213,16 +251,36 @@ if is_running then
   return held(what, tonumber(since_ms), runs, on, tonumber(until_ms))
 end
 
--- A run of this trigger that has not ended died with its process.
 died = tonumber(died) or 0
-if holder and holder ~= '' and runs == task_id and tonumber(runs_generation) == ours then
+if has_died and runs == task_id and tonumber(runs_generation) == ours then
   died = died + 1
+  if unsure_as == 'hold' then
+    redis.call('HSET', trigger, 'died', died)
+  end
 end
 if deaths ~= '' and died >= tonumber(deaths) then
-  if separate and runs == task_id then
+  if separate and runs == task_id and unsure_as ~= 'hold' then
+    if doubt then
+      end_doubt()
+    end
     redis.call('DEL', execution)
+  elseif separate and doubt then
+    redis.call('HSET', execution, 'unsure', line_of(doubt))
+    keep(execution, HELD_MS)
   end
   return end_here('dead-lettered', cjson.encode({'died', task_id, on or '', died, 0}), 'died', died, 'owner', '')
+end
+
+-- What works in steps says by them what must not be done again.
+local finds_out = false
+if doubt and unsure_as == 'hold' and redis.call('HGET', steps, 'run') ~= run_id then
+  doubt.next = doubt.next or next_try(doubt, doubt.looked)
+  finds_out = on_held ~= 'ask' and doubt.next and doubt.next <= now
+  if not finds_out then
+    return await_word()
+  end
+  doubt.tries, doubt.by, doubt.asks = doubt.tries + 1, owner, nil
+  doubt.next = next_try(doubt, now)
 end
 
 if on_held == 'coalesce' and is_newcomer then
@@ -302,6 +360,16 @@ end
 if task ~= '' then
   note('task', task)
 end
+if payload ~= '' then
+  note('payload', payload)
+end
+if origin then
+  note('origin', origin)
+end
+if doubt then
+  note('unsure', line_of(doubt))
+  redis.call('HDEL', execution, 'awaits:' .. task_id)
+end
 if separate then
   remember('has_run', '1', 'group', group or '')
   if is_kept then
@@ -317,7 +385,7 @@ else
 end
 redis.call('HSET', execution, unpack(record))
 if newest or about or outcome then
-  redis.call('HDEL', trigger, 'handouts', 'left_by', 'died', 'parked', 'member')
+  redis.call('HDEL', trigger, 'handouts', 'left_by', 'died', 'parked', 'member', 'awaiting', 'awaits_at', 'waits_since')
 end
 if died > 0 then
   redis.call('HSET', trigger, 'died', died)
@@ -326,15 +394,21 @@ if is_kept then
   redis.call('ZADD', due, text(mine.ends), member)
 elseif about then
   redis.call('ZREM', due, member)
+elseif doubt then
+  leave_message()
 end
 lives = tonumber(ttl_ms) + (separate and tonumber(keep_ms) or lives) + 60000
+if unsure_as == 'hold' then
+  lives = math.max(lives, HELD_MS)
+end
 if attempts > 1 or newest then
   keep(execution, lives)
 else
   redis.call('PEXPIRE', execution, text(lives))
 end
 leave_line()
+local what = doubt and told(doubt) or ''
 if #calls > 0 then
-  return {'acquired', token, run_id, attempts, calls}
+  return {'acquired', token, run_id, attempts, what, calls}
 end
-return table.concat({'acquired', token, run_id, attempts, ''}, '\n')
+return table.concat({'acquired', token, run_id, attempts, what, ''}, '\n')

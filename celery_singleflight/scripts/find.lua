@@ -7,7 +7,9 @@
 
 local parked = {}
 for n, trigger in ipairs(places) do
-  local lock_key, member, outcome = unpack(redis.call('HMGET', trigger, 'parked', 'member', 'outcome'))
+  local lock_key, member, outcome, awaits_at = unpack(
+    redis.call('HMGET', trigger, 'parked', 'member', 'outcome', 'awaits_at'))
+  lock_key = lock_key or awaits_at
   parked[2 * n - 1] = not outcome and lock_key or ''
   parked[2 * n] = not outcome and member or ''
 end

@@ -1,6 +1,6 @@
 -- End a run with its outcome: store it, release the lease, call those who are next.
 --
--- Uses time, holders, waiting.
+-- Uses time, holders, waiting, uncertain.
 --
 -- KEYS[1] lease             hash: owner token -> who holds the lock key; see shared/holders.lua
 -- KEYS[2] fence             string: the last fencing token
@@ -26,6 +26,7 @@
 -- ARGV[11] keep_ms          how long the outcome is kept
 -- ARGV[12] hold_ms          for how long the lock key stays taken, from the acquisition; empty when an outer holder goes on
 -- ARGV[13] remember_ms      how long the trigger itself is remembered at least
+-- ARGV[14] failure          "keep" when a failure answers for later triggers of an explicit execution key; else empty
 --
 -- Returns {"finished", calls}  recorded, also when asked again with the same owner token; calls are the messages of those who
 --         are next, to be published now: see shared/waiting.lua
@@ -33,8 +34,8 @@
 
 local separate = execution ~= trigger
 
-local holder, done, by, since_ms, attempts = unpack(
-  redis.call('HMGET', execution, 'owner', 'outcome', 'by', 'since_ms', 'attempt'))
+local holder, done, by, since_ms, attempts, unsure = unpack(
+  redis.call('HMGET', execution, 'owner', 'outcome', 'by', 'since_ms', 'attempt', 'unsure'))
 holder = holder ~= '' and holder
 local ended, ended_by = done, by
 if separate then
@@ -65,16 +66,19 @@ if not mine and is_taken() then
   return {'refused', '', ''}
 end
 
+if unsure then
+  end_doubt()
+end
 local ended_ms = text(now)
 if separate then
-  if outcome == 'succeeded' then
+  if outcome == 'succeeded' or (outcome == 'failed' and failure == 'keep') then
     redis.call('HSET', trigger, 'outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', ended_ms)
-    if tonumber(keep_ms) < 60000 then
-      -- The execution may be forgotten before Celery has sent what follows.
+    if outcome == 'failed' or tonumber(keep_ms) < 60000 then
+      -- A failure is the trigger's own too. And the execution may be forgotten before Celery has sent what follows.
       redis.call('HSET', trigger, 'content_type', content_type, 'content_encoding', content_encoding, 'body', body)
     end
   else
-    -- A failure is the trigger's own: another trigger with the same execution key may run it again.
+    -- A failure is the trigger's own: another trigger with the same execution key may run it.
     redis.call('DEL', execution)
     execution = trigger
   end

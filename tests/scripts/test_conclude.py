@@ -23,6 +23,7 @@ def ask(desk, claim, outcome="failed"):
     values = {"owner": claim.owner, "task_id": claim.record.task_id, "outcome": outcome, "reason": '["why"]'}
     values |= {"keep_ms": 600_000, "release": 1, "member": claim.record.member, "patience_ms": ""}
     values |= {"lock_key": claim.record.lock_key.text, "content_type": "", "content_encoding": "", "body": b""}
+    values |= {"execution_as": ""}
     return CONCLUDE.reply(desk.connections.run(CONCLUDE, len(CONCLUDE.keys), CONCLUDE.arguments({**named, **values})))
 
 

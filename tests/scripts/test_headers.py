@@ -10,7 +10,7 @@ import pytest
 from desk import LOCK, Desk
 from step_desk import VALUE, Run
 
-from celery_singleflight.claims import Outcome, Waits
+from celery_singleflight.claims import Outcome, Terms, Waits
 from celery_singleflight.errors import ExecutionKeyReused, LeaseLost, ScriptError
 from celery_singleflight.script import Script, load
 from celery_singleflight.store import Store
@@ -25,13 +25,13 @@ WRITES = ("owner", "token", "limit", "run", "keep_ms")
 TAKEN_OVER = {"refused": ("owner", "outcome")}
 HEADERS = {
     "enter": (
-        ("lease", "fence", *WAITING, *TRIGGER, "due"),
+        ("lease", "fence", *WAITING, *TRIGGER, "due", "steps"),
         (
             *("owner", "task_id", "worker", "lock_key", "run", "copy", "previous", "generation", "limit", "ttl_ms", "keep_ms"),
-            *("on_held", "wait_ms", "first_ms", "grace_ms", "message", "member", "deaths", "task", "waits", "ticket"),
+            *("on_held", "wait_ms", "first_ms", "grace_ms", "message", "member", "deaths", "task", "waits", "ticket", "terms"),
         ),
         {
-            "acquired": ("fence", "run", "attempt", "calls"),
+            "acquired": ("fence", "run", "attempt", "unsure", "calls"),
             "held": (
                 *("what", "holder", "age_ms", "remaining_ms", "hold_ms", "turn_ms", "now_ms", "first_ms"),
                 *("place", "tries", "ticket"),
@@ -42,7 +42,8 @@ HEADERS = {
             "merge": ("by", "copy", "message"),
             "ended": ("outcome", "settled", "reason", *ENCODED, "calls"),
             "surplus": ("why",),
-            "reused": ("by_task",),
+            "reused": ("by_task", "what"),
+            "uncertain": ("how", "holder", "age_ms", "calls"),
         },
     ),
     "renew": (
@@ -54,18 +55,21 @@ HEADERS = {
         ("lease", "fence", *WAITING, *TRIGGER, "due"),
         (
             *("owner", "lock_key", "member", "token", "limit", "outcome", "reason", *ENCODED),
-            *("keep_ms", "hold_ms", "remember_ms"),
+            *("keep_ms", "hold_ms", "remember_ms", "failure"),
         ),
         {"finished": ("calls",), "refused": ("owner", "outcome")},
     ),
     "abandon": (
         ("lease", *WAITING, *TRIGGER, "due"),
-        ("owner", "lock_key", "generation", "forget", "hold_ms", "member", "again_ms", "died"),
+        ("owner", "lock_key", "generation", "forget", "hold_ms", "member", "again_ms", "died", "cut_off"),
         {"abandoned": ("calls",)},
     ),
     "conclude": (
         ("lease", *WAITING, *TRIGGER, "due"),
-        ("owner", "lock_key", "task_id", "outcome", "reason", "keep_ms", "release", "member", "patience_ms", *ENCODED),
+        (
+            *("owner", "lock_key", "task_id", "outcome", "reason", "keep_ms", "release", "member", "patience_ms", *ENCODED),
+            "execution_as",
+        ),
         {"concluded": ("calls",), "refused": ("outcome",)},
     ),
     "follow": (
@@ -78,7 +82,7 @@ HEADERS = {
     "rescue": (
         ("trigger", "execution", "due"),
         ("member", "task_id", "patience_ms", "pause_ms"),
-        {"later": (), "gone": (), "parked": ("lock_key",), "message": ("message", "copy", "outcome", "times")},
+        {"later": (), "gone": (), "parked": ("lock_key",), "message": ("message", "copy", "outcome", "times", "first_ms")},
     ),
     "recall": (
         ("lease", *WAITING, "trigger", "due"),
@@ -125,6 +129,18 @@ HEADERS = {
         {"going": ("undoable",), "ending": ("outcome", "reason", *ENCODED), "nothing": ()},
     ),
     "forget_steps": (("steps",), ("run",), {"forgotten": (), "other": ()}),
+    "resolve": (
+        (*TRIGGER, "due"),
+        ("owner", "task_id", "outcome", "reason", *ENCODED, "keep_ms", "failure"),
+        {
+            "resolved": ("waiting",),
+            "running": ("worker",),
+            "ended": ("outcome",),
+            "certain": (),
+            "other": ("task_id",),
+            "unknown": (),
+        },
+    ),
     "resolve_step": (
         ("execution", "steps"),
         ("name", "state", *ENCODED),
@@ -491,9 +507,59 @@ def certain(desk):
     desk.store.resolve_step(recorded(desk).claim.record, "charge", VALUE)
 
 
+HOLDS = Terms(holds=True)
+
+
+def died(desk, **how):
+    """Return the claim of a run that has died under "hold"."""
+    claim = desk.claim(message=b"a message", terms=HOLDS, **how)
+    desk.acquire(claim)
+    desk.store.abandon(claim.owner, claim.record, again=5.0, died=True)
+    return claim
+
+
+def uncertain(desk):
+    desk.enter(died(desk)._replace(owner="another"))
+
+
+def resolve(desk, record, outcome="rerun"):
+    desk.store.resolve(record, outcome, VALUE, reason="[]", keep=600.0, keeps_failure=False)
+
+
+def resolved_by_a_person(desk):
+    resolve(desk, died(desk).record)
+
+
+def running_by_resolve(desk):
+    claim = desk.claim()
+    desk.acquire(claim)
+    resolve(desk, claim.record)
+
+
+def ended_by_resolve(desk):
+    claim = desk.claim()
+    desk.run(claim)
+    resolve(desk, claim.record)
+
+
+def certain_by_resolve(desk):
+    claim = desk.claim()
+    desk.acquire(claim)
+    desk.store.abandon(claim.owner, claim.record, generation=1)
+    resolve(desk, claim.record)
+
+
+def other_by_resolve(desk):
+    resolve(desk, died(desk, execution_key="invoice:1").record._replace(task_id="t2"))
+
+
+def unknown(desk):
+    resolve(desk, desk.claim().record)
+
+
 #: What makes a script give a reply.
 SCENES = {
-    "enter": (acquired, held, parked_by_enter, linger, led, merge, ended, surplus, reused),
+    "enter": (acquired, held, parked_by_enter, linger, led, merge, ended, surplus, reused, uncertain),
     "renew": (renewed, lost),
     "finish": (finished, refused_by_finish),
     "abandon": (abandoned,),
@@ -513,6 +579,10 @@ SCENES = {
     "undo_step": (undo_by_a_run, uncertain_by_undo, undone, refused_by_undo),
     "find_ending": (going, ending, nothing),
     "forget_steps": (forgotten, other_by_forget),
+    "resolve": (
+        *(resolved_by_a_person, running_by_resolve, ended_by_resolve, certain_by_resolve),
+        *(other_by_resolve, unknown),
+    ),
     "resolve_step": (resolved, running, certain),
 }
 
@@ -632,7 +702,7 @@ def test_what_a_header_uses_is_there_in_the_body(desk):
 
 
 def test_a_script_runs_with_the_text_of_every_file_that_its_header_uses():
-    assert shared_by("enter") == ["time", "holders", "waiting", "parking", "places"]
+    assert shared_by("enter") == ["time", "holders", "waiting", "parking", "places", "uncertain", "awaiting"]
     for name in HEADERS:
         assert [used for used in sorted(names_in("shared")) if text_of(f"shared/{used}") in load(name).source] == sorted(
             shared_by(name)

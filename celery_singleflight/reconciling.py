@@ -1,0 +1,90 @@
+"""Finding out what a run has done that died, under the lease of the next one and in place of its body."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from celery_singleflight.claims import Encoded
+from celery_singleflight.errors import Replaced, ResolvedFailed
+from celery_singleflight.resolution import Resolution, UncertainExecution
+from celery_singleflight.steps import insist
+
+if TYPE_CHECKING:
+    from celery_singleflight.claims import Acquired, UncertainRun
+    from celery_singleflight.lease import Lease
+    from celery_singleflight.trigger import Trigger
+
+__all__ = ("Undecided", "find_out")
+
+logger = logging.getLogger(__name__)
+
+
+class Undecided(Exception):
+    """Nobody knows yet what the run has done."""
+
+
+def find_out(trigger: Trigger, entered: Acquired, lease: Lease) -> Resolution:
+    """Ask the task's reconciler what the run has done that died.
+
+    When it is to run again that is recorded here, the rest is for the caller to record. A reconciler that raises has not found
+    out. Raises `Undecided`, `LeaseLost`, `ResolvedFailed`.
+    """
+    died = entered.find_out
+    assert died is not None  # noqa: S101, the caller has asked
+    key, options = trigger.execution_key, trigger.binding.options
+    resolution = _ask(trigger, entered, died)
+    if resolution is None:
+        logger.warning("the reconciler has not found out what became of %s, at its %s. try", key, died.tries)
+        raise Undecided(key)
+    logger.info("the reconciler has found out that %s is to be taken for: %s", key, resolution.outcome)
+    if resolution.outcome == "failed":
+        raise ResolvedFailed(key, resolution.reason)
+    if resolution.outcome == "rerun":
+        store, record = trigger.binding.coordination.store, trigger.claim.record
+        _, interruption = insist(
+            lease,
+            lambda: store.resolve(
+                record,
+                "rerun",
+                Encoded("", "", b""),
+                owner=lease.owner,
+                reason=resolution.reason,
+                keep=options.result_ttl,
+                keeps_failure=False,
+            ),
+        )
+        if interruption:
+            raise interruption
+    return resolution
+
+
+def _ask(trigger: Trigger, entered: Acquired, died: UncertainRun) -> Resolution | None:
+    execution = UncertainExecution(
+        key=trigger.execution_key,
+        lock_key=trigger.lock_key.text,
+        task=trigger.task.name,
+        args=trigger.args,
+        kwargs=trigger.kwargs,
+        run_id=entered.run_id,
+        task_id=died.task_id,
+        worker=died.worker,
+        age=died.age,
+        tries=died.tries,
+    )
+    try:
+        found: Any = trigger.binding.options.reconciler(execution)
+    except Replaced as error:
+        raise Undecided(trigger.execution_key) from error
+    except Exception:
+        logger.exception("the reconciler of %s has failed for %s", trigger.task.name, trigger.execution_key)
+        return None
+    if found is not None and not isinstance(found, Resolution):
+        logger.error(
+            "the reconciler of %s: expected a Resolution or None, got one %s for %s",
+            trigger.task.name,
+            type(found).__name__,
+            trigger.execution_key,
+        )
+        return None
+    return found

@@ -1,0 +1,68 @@
+-- Say what a run has done that died after its body began; those who wait for that ask again.
+--
+-- Uses time, uncertain.
+--
+-- KEYS[1] execution   hash: run record of the execution key
+-- KEYS[2] trigger     hash: record of the trigger whose run it was; the same key as execution unless the execution key is explicit
+-- KEYS[3] due         sorted set: trigger -> store time in ms at which the sweeper looks at it
+-- ARGV[1] owner       owner token of the run that finds out; empty for a person
+-- ARGV[2] task_id     id of that trigger
+-- ARGV[3] outcome     "succeeded", "failed", or "rerun" when it is to run again
+-- ARGV[4] reason      for people to read
+-- ARGV[5] content_type      of the body
+-- ARGV[6] content_encoding  of the body
+-- ARGV[7] body        the result or the error; empty for "rerun"
+-- ARGV[8] keep_ms     how long the outcome is kept
+-- ARGV[9] failure     "keep" when a failure answers for later triggers of an explicit execution key; else empty
+--
+-- Returns {"resolved", waiting}  recorded; so many triggers ask again
+--      or {"running", worker}  that worker is at it
+--      or {"ended", outcome}  it has this outcome already
+--      or {"certain"}  no run of it has died: it has been given back, and goes on by itself
+--      or {"other", task_id}  the run was of that other trigger: ask again with it
+--      or {"unknown"}  there is no such execution
+
+local holder, until_ms, runs, worker, unsure, done = unpack(
+  redis.call('HMGET', execution, 'owner', 'until_ms', 'task_id', 'worker', 'unsure', 'outcome'))
+local separate = execution ~= trigger
+local is_held = holder and holder ~= ''
+if done and done ~= 'uncertain' then
+  return {'ended', done}
+end
+if not runs then
+  return {'unknown'}
+end
+if runs ~= task_id then
+  return {'other', runs}
+end
+if is_held and holder ~= owner and tonumber(until_ms) > now then
+  return {'running', worker or ''}
+end
+if not unsure and not is_held and not done then
+  return {'certain'}
+end
+
+-- Nobody is about to send what follows, and it is not waited for.
+local ended = {'outcome', outcome, 'reason', reason, 'by', '', 'ended_ms', text(now - AFTER_MS), 'content_type', content_type,
+               'content_encoding', content_encoding, 'body', body}
+local waiting = end_doubt()
+if outcome == 'rerun' then
+  if owner == '' then
+    redis.call('HDEL', execution, 'owner', 'until_ms', 'since_ms', 'fence')
+  end
+  redis.call('HDEL', trigger, 'died', 'left_by')
+  if done then
+    redis.call('HDEL', execution, 'outcome', 'settled', 'reason', 'by', 'ended_ms', 'generation', 'copy')
+  end
+elseif outcome == 'failed' and separate and failure ~= 'keep' then
+  -- A failure is the trigger's own: another trigger with the same execution key may run it.
+  if redis.call('EXISTS', trigger) == 1 and redis.call('HEXISTS', trigger, 'outcome') == 0 then
+    redis.call('HSET', trigger, unpack(ended))
+    keep(trigger, tonumber(keep_ms))
+  end
+  redis.call('DEL', execution)
+else
+  redis.call('HSET', execution, 'owner', '', unpack(ended))
+  redis.call('PEXPIRE', execution, text(math.max(tonumber(keep_ms), separate and 0 or 3600000)))
+end
+return {'resolved', waiting}
