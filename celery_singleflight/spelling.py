@@ -17,7 +17,6 @@ __all__ = ("check_call", "check_settings", "check_task", "nearest")
 #: In the design, not in this version. Refused by name, so that nobody relies on what is not there.
 _LATER: Final = frozenset(
     {
-        "failure_policy",
         "freshness",
         "full_policy",
         "max_pending",

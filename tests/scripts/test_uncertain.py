@@ -159,7 +159,9 @@ def test_what_is_said_goes_to_all_who_wait(desk, outcome):
     desk.enter(again(own))
     desk.enter(later)
 
-    word = resolve(desk, own, outcome, PAID if outcome == "succeeded" else ERROR if outcome == "failed" else Encoded("", "", b""))
+    word = resolve(
+        desk, own, outcome, PAID if outcome == "succeeded" else ERROR if outcome == "failed" else Encoded("", "", b"")
+    )
 
     assert word == ("resolved", "2")
     assert handed_out(desk) == ["t1", "t2"]
@@ -258,7 +260,9 @@ def test_the_first_who_comes_finds_out_under_the_lease(desk):
     assert answer.find_out is not None
     assert answer.find_out[:2] == ("t1", "worker@host")
     assert answer.find_out.tries == 1
-    assert desk.enter(later) == answer, "asked again, it is told the same"
+    told = desk.acquire(later)
+    assert told.find_out is not None
+    assert told._replace(find_out=told.find_out._replace(age=answer.find_out.age)) == answer, "asked again, it is told the same"
     third = claim_of(desk, "t3", execution_key="invoice:1", terms=RECONCILED, lock_key=OTHER_LOCK)
     assert desk.enter(third).how == "held", "one finds out, the others wait"
     desk.finish(later, answer.token, body=b"found")

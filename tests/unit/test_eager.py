@@ -112,7 +112,7 @@ def test_an_execution_key_runs_once_and_its_result_is_given_again(eager, value):
         runs.append(invoice)
         return value
 
-    task = eager.task(pay, idempotent_on="invoice:{invoice}")
+    task = eager.task(pay, idempotent_on="invoice:{invoice}", payload_on=())
     assert [eager.call(task, 42, value).get(), eager.call(task, 42, "other").get()] == [value, value]
     assert runs == [42]
     assert eager.call(task, 43, value, execution_key="invoice:42").get() == value

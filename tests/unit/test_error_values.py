@@ -13,32 +13,32 @@ from celery.exceptions import ImproperlyConfigured
 from kombu.serialization import dumps, loads
 
 import celery_singleflight
-from celery_singleflight import errors
+from celery_singleflight import errors, step_errors
 from celery_singleflight.errors import (
     ConfigurationError,
     Contended,
     DeadLettered,
     ExecutionKeyReused,
+    ExecutionUncertain,
     FencingUnavailable,
     LeaseLost,
     LockKeyError,
     MaxHoldExceeded,
     NestedLeaseLost,
     OptionError,
-    PayloadChanged,
     PayloadMismatch,
     Replaced,
+    ResolutionError,
+    ResolvedFailed,
     ResultUnavailable,
     ScriptError,
     SingleflightError,
     Skipped,
     StaleToken,
-    StepError,
-    StepResultUnavailable,
-    StepUncertain,
     StoreUnavailable,
     WaitTimeout,
 )
+from celery_singleflight.step_errors import PayloadChanged, StepError, StepResultUnavailable, StepUncertain
 
 CONTENTION = ("billing[7]", "t1", "w1@host", 1.23, 28.77)
 MESSAGES = [
@@ -53,7 +53,7 @@ MESSAGES = [
     ),
     (
         ResultUnavailable("invoice:42", "too odd"),
-        "execution invoice:42 has succeeded, but its result is not stored: too odd",
+        "execution invoice:42 has ended, but its result is not stored: too odd",
     ),
     (Contended(*CONTENTION), "billing[7] is held by t1 on w1@host for 1.2 s, its lease has 28.8 s left"),
     (Contended("billing[7]"), "billing[7] is held by unknown on unknown for 0.0 s, its lease has 0.0 s left"),
@@ -82,6 +82,23 @@ MESSAGES = [
         "execution key invoice:42 was recorded by shop.pay with another payload",
     ),
     (PayloadMismatch("invoice:42", ""), "execution key invoice:42 was recorded by its task with another payload"),
+    (
+        ExecutionUncertain("invoice:42", "t1", "w1@host", 1.23),
+        (
+            "nobody knows what t1 on w1@host has done of execution invoice:42, which died, as was found 1.2 s ago: find out, and "
+            "say so with resolve"
+        ),
+    ),
+    (
+        ExecutionUncertain("invoice:42"),
+        (
+            "nobody knows what a run on unknown has done of execution invoice:42, which died, as was found 0.0 s ago: find out, "
+            "and say so with resolve"
+        ),
+    ),
+    (ResolutionError("no resolution"), "no resolution"),
+    (ResolvedFailed("invoice:42"), "execution invoice:42 was found to have failed"),
+    (ResolvedFailed("invoice:42", "no money"), "execution invoice:42 was found to have failed: no money"),
     (StaleToken("billing[7]", 5, 7), "billing[7] has seen fencing token 7, so a write with 5 comes too late"),
     (StepError("no step"), "no step"),
     (
@@ -117,7 +134,12 @@ MESSAGES = [
     (Replaced("billing[7]", "t2"), "the run on billing[7] is replaced by t2"),
     (Replaced("billing[7]"), "the run on billing[7] is replaced by unknown"),
 ]
-EVERY = [value for value in vars(errors).values() if inspect.isclass(value) and value.__module__ == errors.__name__]
+EVERY = [
+    value
+    for module in (errors, step_errors)
+    for value in vars(module).values()
+    if inspect.isclass(value) and value.__module__ == module.__name__
+]
 
 
 def facts(error):
@@ -146,12 +168,13 @@ def test_an_error_survives_the_result_backends(error, message, serializer):
     back = app.backend.exception_to_python(loads(body, content_type, encoding, accept={content_type}))
     assert facts(back) == facts(error)
     if serializer == "json":
-        assert json.loads(body)["exc_module"] == "celery_singleflight.errors"
+        assert json.loads(body)["exc_module"] == type(error).__module__
 
 
 def test_every_error_is_public_has_a_docstring_and_a_message_here():
-    assert {cls.__name__ for cls in EVERY} == set(errors.__all__)
-    assert set(errors.__all__) <= set(celery_singleflight.__all__)
+    names = {*errors.__all__, *step_errors.__all__}
+    assert {cls.__name__ for cls in EVERY} == names
+    assert names <= set(celery_singleflight.__all__)
     assert {cls for cls in EVERY if cls is not SingleflightError} == {type(error) for error, _ in MESSAGES}
     assert all(inspect.getdoc(cls) for cls in EVERY)
     assert all(getattr(celery_singleflight, cls.__name__) is cls for cls in EVERY)

@@ -100,7 +100,7 @@ def test_a_value_that_was_not_stored_cannot_be_given(place):
     with pytest.raises(ResultUnavailable) as caught:
         decode(place.app, Encoded("", "", b""), "invoice:42", "Odd does not serialise as json: no")
     assert str(caught.value) == (
-        "execution invoice:42 has succeeded, but its result is not stored: Odd does not serialise as json: no"
+        "execution invoice:42 has ended, but its result is not stored: Odd does not serialise as json: no"
     )
     assert (caught.value.execution_key, caught.value.reason) == ("invoice:42", "Odd does not serialise as json: no")
 
@@ -250,7 +250,7 @@ def test_the_reason_of_a_result_that_is_not_stored_is_told_once_and_plainly(pay)
     with pytest.raises(ResultUnavailable) as caught:
         task(42)
     assert str(caught.value) == (
-        "execution invoice:42 has succeeded, but its result is not stored: Odd does not serialise as json: Object of type Odd "
+        "execution invoice:42 has ended, but its result is not stored: Odd does not serialise as json: Object of type Odd "
         "is not JSON serializable"
     )
 

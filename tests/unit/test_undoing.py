@@ -251,7 +251,7 @@ def test_a_trigger_with_other_arguments_fails_and_the_one_whose_steps_they_are_g
         return amount
 
     deaths = iter([SystemExit])
-    task = place.task(work, bind=True, lock_on=(), idempotent_on=lambda amount: f"the same {amount > 0}")
+    task = place.task(work, bind=True, lock_on=(), idempotent_on=lambda amount: f"the same {amount > 0}", payload_on=())
     first = task.delay(1)
     (message,) = place.messages()
     with pytest.raises(SystemExit):

@@ -9,22 +9,19 @@ from uuid import uuid4
 import pytest
 from celery import Celery, chain
 
-from celery_singleflight import ConfigurationError, OptionError, SingleflightTask, lock
+from celery_singleflight import ConfigurationError, OptionError, SingleflightTask, lock, options as names
 from celery_singleflight.coordination import coordination
 
 RECIPE = "argument names such as ('tenant_id',), a template such as 'billing:{account.id}', or a function"
 POLICIES = "'requeue', 'queue', 'skip', 'coalesce', 'replace', 'join' or 'reject'"
+DELAYS = "a list of up to 100 delays in seconds, from 1 to 604800, a week; the first may be less"
 KEEP = "'newest', 'first', or a function of the waiting and the new arguments, each a dict by name"
-TASK_OPTIONS = (
-    "coalesce_delay, coalesce_keep, coalesce_within, contention_policy, idempotent_on, lease_ttl, lock_limit, lock_name, "
-    "lock_on, max_deliveries, max_hold, min_hold, rescue, result_ttl, skip_as, skip_result, store_error_policy, "
-    "uncertain_policy, wait_timeout"
-)
-CALL_OPTIONS = "coalesce_delay, contention_policy, execution_key, wait_timeout"
+TASK_OPTIONS = ", ".join(sorted(names.TASK_OPTIONS))
+CALL_OPTIONS = ", ".join(sorted(names.CALL_OPTIONS))
 SETTINGS = ", ".join(
     f"singleflight_{name}" for name in sorted([*TASK_OPTIONS.split(", "), "key_prefix", "transport_options", "url"])
 )
-DJANGO_SETTINGS = ", ".join(f"CELERY_{name.upper()}" for name in SETTINGS.split(", "))
+DJANGO_SETTINGS = ", ".join(sorted(f"CELERY_{name.upper()}" for name in SETTINGS.split(", ")))
 LATER = "is planned and not in this version"
 PATTERN = (
     "expected scheme://[user:password@]host[:port]/[database][?option=value], special characters percent-encoded; its "
@@ -267,6 +264,32 @@ WRONG = [
         task(contention_policy="queued"),
         f"task shop.settle, contention_policy: expected {POLICIES}, got 'queued'; did you mean 'queue'?",
     ),
+    row(
+        "failure_policy",
+        task(failure_policy="hold"),
+        "task shop.settle, failure_policy: expected 'forget' or 'keep', got 'hold'",
+    ),
+    row(
+        "reconciler",
+        task(reconciler="ask_bank"),
+        "task shop.settle, reconciler: expected a function of an UncertainExecution, got 'ask_bank'",
+    ),
+    row(
+        "reconcile_delays",
+        task(reconcile_delays=(0, 0.5)),
+        f"task shop.settle, reconcile_delays: expected {DELAYS}, got (0, 0.5)",
+    ),
+    row(
+        "reconcile_delays as a text",
+        task(reconcile_delays="5"),
+        f"task shop.settle, reconcile_delays: expected {DELAYS}, got '5'",
+    ),
+    row(
+        "reconcile_delays as a number",
+        task(reconcile_delays=5),
+        f"task shop.settle, reconcile_delays: expected {DELAYS}, got 5",
+    ),
+    row("payload_on", task(payload_on=5), f"task shop.settle, payload_on: expected {RECIPE}, or () to compare nothing, got 5"),
     row("coalesce_keep", task(coalesce_keep=5), f"task shop.settle, coalesce_keep: expected {KEEP}, got 5"),
     row(
         "coalesce_keep in other words",
@@ -325,7 +348,6 @@ WRONG = [
             f"task shop.settle: {name} {LATER}; expected one of {TASK_OPTIONS}",
         )
         for name in (
-            "failure_policy",
             "freshness",
             "full_policy",
             "max_pending",
