@@ -188,7 +188,7 @@ def test_an_execution_is_known_across_the_lock_keys_of_its_name(place):
         runs.append(account)
         return account
 
-    task = place.task(pay, lock_on=("account",), idempotent_on="invoice:{invoice}")
+    task = place.task(pay, lock_on=("account",), idempotent_on="invoice:{invoice}", payload_on=("invoice",))
     assert (task(42, "a"), task(42, "b")) == ("a", "a")
 
 

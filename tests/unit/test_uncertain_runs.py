@@ -369,7 +369,9 @@ def test_a_retry_may_change_the_arguments_of_its_own_trigger(place):
 
 
 def test_arguments_that_have_no_canonical_form_are_not_compared(place):
-    task = place.task(lambda invoice, thing: charges.append(invoice), name="note", idempotent_on="{invoice}", lock_on=())
+    task = place.task(
+        lambda invoice, thing: charges.append(invoice), name="note", idempotent_on="{invoice}", lock_on=(), result_ttl=60
+    )
     for _ in range(2):
         task(7, object())
     assert charges == [7]
