@@ -32,7 +32,7 @@ def die() -> None:
 
 
 def let_bank_answer(ledger: Ledger, key: str, *answers: str) -> None:
-    """Have the reconciler find, one each time: "charged", "unknown", "not charged", or that its process dies. The last stays."""
+    """Have the reconciler find, one each time: "charged", "unknown", "not charged", or let it "die". The last stays."""
     path = ledger.directory / f"bank-{key}"
     (ledger.directory / f"new-{key}").write_text(json.dumps(answers))
     (ledger.directory / f"new-{key}").replace(path)
