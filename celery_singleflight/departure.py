@@ -54,7 +54,7 @@ class Departure:
         """Release the lease: the process is gone, and the trigger runs again."""
         if self._place:
             store, claim = self._place
-            calls = self._try(lambda: store.abandon(claim.owner, claim.record, again=GRACE, died=died))
+            calls = self._try(lambda: store.abandon(claim.owner, claim.record, again=GRACE, died=died, cut_off=True))
             hand_on(self._request.task.app, calls or ())
 
     def conclude(self, outcome: Outcome, reason: str, *, is_gone: bool, error: Exception | None = None) -> bool:

@@ -156,7 +156,7 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
         try:
             _overtaken(trigger, lost.reason)
         except Ignore:
-            left = _Left()
+            left = _Left(cut_off=True)
             raise
     finally:
         if left is not None:

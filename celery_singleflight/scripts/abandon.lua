@@ -35,7 +35,8 @@ end
 local holder, outcome, runs_generation, unsure = unpack(
   redis.call('HMGET', execution, 'owner', 'outcome', 'run_generation', 'unsure'))
 local left_by, newest_generation, concluded = unpack(redis.call('HMGET', trigger, 'left_by', 'generation', 'outcome'))
-local is_unsure = (died == '1' or cut_off == '1') and not outcome and (holder == owner or left_by == owner)
+local was_left = left_by == owner and runs_generation == newest_generation
+local is_unsure = (died == '1' or cut_off == '1') and not outcome and (holder == owner or was_left)
 if is_unsure then
   begin_doubt(owner)
 elseif holder == owner and not outcome and unsure and (forget == '1' or doubt_of(unsure).of == owner) then
@@ -53,7 +54,7 @@ end
 outcome = outcome or concluded
 -- The process gives back, then the worker's main process finds that it has died. The death of a run that had sent its retry is
 -- none of the retry's.
-if died == '1' and not outcome and (holder == owner or left_by == owner) and runs_generation == newest_generation then
+if died == '1' and not outcome and (holder == owner or was_left) and runs_generation == newest_generation then
   redis.call('HINCRBY', trigger, 'died', 1)
   redis.call('HDEL', trigger, 'left_by')
 end

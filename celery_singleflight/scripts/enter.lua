@@ -231,6 +231,9 @@ local has_died = holder and holder ~= '' and not is_running and not (doubt and d
                  not (runs == task_id and (tonumber(runs_generation) or ours) < ours)
 if has_died then
   doubt = new_doubt(doubt, holder, runs, on)
+elseif doubt and doubt.of ~= '' and runs == task_id and (tonumber(runs_generation) or ours) < ours then
+  end_doubt()
+  doubt = nil
 end
 
 local function await_word()
@@ -367,6 +370,7 @@ if origin then
   note('origin', origin)
 end
 if doubt then
+  doubt.of = ''
   note('unsure', line_of(doubt))
   redis.call('HDEL', execution, 'awaits:' .. task_id)
 end

@@ -59,7 +59,7 @@ if awaiting and not outcome then
     at = math.min(at, doubt.next + (doubt.asks == member and 0 or AFTER_MS))
   end
   if at and at > now then
-    keep(trigger, 2 * LOOK_AGAIN_MS)
+    keep(trigger, HELD_MS)
     keep(execution, HELD_MS)
     look_again(at)
     return {'later'}

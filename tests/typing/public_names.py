@@ -174,6 +174,8 @@ def an_outcome_is_one_of_its_words(outcome: Outcome) -> str:
             return "did not, or not to its end"
         case Outcome.SKIPPED | Outcome.REJECTED | Outcome.TIMED_OUT | Outcome.DEAD_LETTERED | Outcome.REVOKED:
             return "did not"
+        case Outcome.UNCERTAIN:
+            return "nobody knows"
         case other:
             assert_never(other)
 

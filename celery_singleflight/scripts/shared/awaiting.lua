@@ -61,7 +61,7 @@ local function wait_for_word(doubt, counts)
   remember('awaiting', text(deadline), 'awaits_at', lock_key, 'member', member, 'waits_since', text(first), 'message', message)
   redis.call('HDEL', trigger, 'parked', 'handouts')
   redis.call('HSET', execution, 'awaits:' .. task_id, member)
-  keep(trigger, 2 * LOOK_AGAIN_MS)
+  keep(trigger, HELD_MS)
   local look = doubt.next and doubt.next + (doubt.asks == member and 0 or AFTER_MS) or now + LOOK_AGAIN_MS
   redis.call('ZADD', due, text(math.min(look, deadline, now + LOOK_AGAIN_MS)), member)
   leave_line()

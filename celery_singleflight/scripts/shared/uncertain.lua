@@ -2,7 +2,7 @@
 --
 -- The field `unsure` of its record has lines of
 --   since   when that was found, in ms
---   of      owner token of the run that died
+--   of      owner token of the run that died; empty once another has begun
 --   who     its trigger and its worker, as JSON
 --   tries   how often somebody has tried to find out what it has done
 --   looked  since when the next try is counted, in ms
