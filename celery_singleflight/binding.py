@@ -64,6 +64,8 @@ class Binding:
         self.options = read_options(name, lambda option: getattr(task, option, None), conf)
         self.arguments = Arguments(_signature(task))
         self._scope = compile_scope(f"task {name}, lock_on", self.options.lock_on, self.arguments)
+        #: Of all arguments nobody has said that they may be read in logs and in the store.
+        self._make_key = LockKey.digested if self.options.lock_on is None and self.arguments.parameters else LockKey.of
         self._execution_parts = (
             compile_scope(f"task {name}, idempotent_on", self.options.idempotent_on, self.arguments)
             if self.options.idempotent_on is not None
@@ -105,7 +107,7 @@ class Binding:
 
         Raises `LockKeyError` when there is none to be made, `TypeError` when the arguments do not fit the task.
         """
-        return LockKey.of(self.options.lock_name or task_name, self._scope(self.arguments.bind(args, kwargs)))
+        return self._make_key(self.options.lock_name or task_name, self._scope(self.arguments.bind(args, kwargs)))
 
     def execution_key(self, args: Any, kwargs: Mapping[str, Any]) -> str | None:
         """Make the execution key of a call, or return None where the task id is it. Raises as `lock_key` does."""

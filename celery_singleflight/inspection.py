@@ -28,7 +28,7 @@ from celery_singleflight.findings import (
     why_of,
     why_of_lock,
 )
-from celery_singleflight.keys import LockKey, bounded
+from celery_singleflight.keys import AsNamed, LockKey, bounded
 from celery_singleflight.reading import EXAMINED, Reading, as_text, glob
 from celery_singleflight.script import Value, load
 from celery_singleflight.servers import client_beside
@@ -136,7 +136,7 @@ class Inspection(Reading):
         records = self.records(names[:EXAMINED])
         ended = [(int(r["ended_ms"] or 0), name) for name, r in records.items() if r["outcome"] and r["lock_key"] in here]
         last = [
-            self._trigger(Record(lock_key, name.removeprefix(self.keys.trigger(lock_key.name, "")), None), now)
+            self._trigger(Record(lock_key, AsNamed(name.removeprefix(self.keys.trigger(lock_key.name, ""))), None), now)
             for _, name in nlargest(min(limit, 5), ended)
         ]
         return Explanation(

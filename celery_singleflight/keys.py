@@ -17,7 +17,7 @@ from celery_singleflight.canonical import canonical, digest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ("BUCKETS", "SCHEMA", "KeySpace", "LockKey", "LockNames", "bounded")
+__all__ = ("BUCKETS", "SCHEMA", "AsNamed", "KeySpace", "LockKey", "LockNames", "bounded")
 
 #: Version of the layout of the store. Names of two versions never meet.
 SCHEMA: Final = 1
@@ -25,9 +25,18 @@ BUCKETS: Final = 64
 _LONGEST: Final = 200
 
 
+class AsNamed(str):
+    """A text as it is in the name of a key already."""
+
+    __slots__ = ()
+
+
 def bounded(text: str) -> str:
-    """Return `text`, or when it is longer than 200 characters its beginning and a digest of the whole."""
-    if len(text) <= _LONGEST:
+    """Return `text`, or when it has 200 characters or more, its beginning and a digest of the whole.
+
+    That has 200 characters, so nobody can give a text that stays as it is and is what becomes of another.
+    """
+    if len(text) < _LONGEST or isinstance(text, AsNamed):
         return text
     return f"{text[: _LONGEST - 33]}#{blake2b(text.encode(), digest_size=16).hexdigest()}"
 
@@ -47,6 +56,11 @@ class LockKey(NamedTuple):
     def of(cls, name: str, scope: object) -> LockKey:
         """Make the lock key of `scope` (a list of values, its order matters) under the lock name."""
         return cls(name, bounded(name + canonical(scope)))
+
+    @classmethod
+    def digested(cls, name: str, scope: object) -> LockKey:
+        """Make a lock key whose text shows nothing of the scope, such as `billing(6f1a3c0d9e2b4857)`."""
+        return cls(name, bounded(f"{name}({digest(scope)})"))
 
     def __str__(self) -> str:
         return self.text

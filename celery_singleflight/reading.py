@@ -14,7 +14,7 @@ from celery_singleflight.binding import lock_names
 from celery_singleflight.claims import Record
 from celery_singleflight.coordination import coordination
 from celery_singleflight.errors import SingleflightError
-from celery_singleflight.keys import LockKey, bounded
+from celery_singleflight.keys import AsNamed, LockKey, bounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +32,8 @@ _FIELDS: Final = (
     *("outcome", "reason", "ended_ms", "settled", "parked"),
 )
 _NAME: Final = re.compile(r"(\{.*?\}:\d+:)([a-z]+):(.*)", re.DOTALL)
+#: With what the scope of a lock key begins, or the digest that stands for it.
+_SCOPE: Final = re.compile(r"[\[(]")
 
 
 class UnknownKey(SingleflightError, LookupError):
@@ -63,7 +65,7 @@ class Reading:
     def find_lock(self, text: str) -> LockKey | None:
         """Return the lock key of that text, if it is or was held within a day."""
         known = [name for name in lock_names(self.app) if text.startswith(name)]
-        begins = [text[: match.start()] for match in re.finditer(r"\[", text)]
+        begins = [text[: match.start()] for match in _SCOPE.finditer(text)]
         candidates = [LockKey(name, text) for name in dict.fromkeys([*known, *begins])]
         names = [self.keys.lock(lock_key) for lock_key in candidates]
         exist = self.many([("exists", name) for n in names for name in (n.lease, n.fence, n.pace, n.parked)])
@@ -90,7 +92,7 @@ class Reading:
         names = [name.whole for name in islice(self.scan(f"{glob(prefix)}*"), EXAMINED)]
         for whole, record in self.records(names).items():
             if record["task_id"] == task_id:
-                return plain._replace(execution_key=whole.removeprefix(prefix))
+                return plain._replace(execution_key=AsNamed(whole.removeprefix(prefix)))
         return plain
 
     def lock_name_in(self, name: Name) -> str | None:
@@ -101,7 +103,7 @@ class Reading:
             part = name.rest.partition(":")[0]
             return part.replace("%3A", ":").replace("%25", "%")
         known = lock_names(self.app)
-        begins = [name.rest[: match.start()] for match in re.finditer(r"\[", name.rest)]
+        begins = [name.rest[: match.start()] for match in _SCOPE.finditer(name.rest)]
         for lock_name in sorted(begins, key=lambda begin: begin not in known):
             if self.keys.due(lock_name).startswith(name.root):
                 return lock_name

@@ -120,6 +120,8 @@ class Trigger:
         ticket = str(self.headers.get(header.PLACE, ""))
         #: Whether its slot may wait for a place for a while.
         self.may_linger = is_parked or bool(ticket)
+        if "\n" in str(request.id):  # it stands in lines of the store
+            raise LockKeyError(f"expected a task id without a line break, got {request.id!r}")
         record = Record(self._lock_key(), str(request.id), self._execution_key())
         self.claim = Claim(
             record=record,

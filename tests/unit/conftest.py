@@ -5,6 +5,7 @@ import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 from uuid import uuid4
 
 import fakeredis
@@ -15,11 +16,11 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_singleflight import SingleflightTask, coordination, lock
 from celery_singleflight.connection import ClientConnections
+from celery_singleflight.keys import LockKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from celery_singleflight.keys import LockKey
     from celery_singleflight.store import Store
 
 
@@ -41,12 +42,21 @@ class Place:
         self.app.finalize()
         return task._get_current_object() if hasattr(task, "_get_current_object") else task
 
+    def lock_key(self, name: str, *scope: Any) -> LockKey:
+        """The lock key of a task of that name called with these arguments, else of that lock name and scope."""
+        binding = getattr(self.app.tasks.get(name), "_binding", None)
+        if binding is not None and binding.options.lock_on is None:
+            return binding.lock_key(name, scope, {})
+        return LockKey.of(name, list(scope))
+
     @contextmanager
     def held_elsewhere(self, name: str, *scope: Any) -> Iterator[Callable[[], None]]:
         """Hold a lock key as another process would. Yields a function that gives it back before the block ends."""
+        key = self.lock_key(name, *scope)
         # For a day, because a test may put its clock forward.
         context, holding = contextvars.Context(), lock(self.app, name, *scope, lease_ttl=86_400.0)
-        context.run(holding.__enter__)
+        with patch.object(LockKey, "of", return_value=key):
+            context.run(holding.__enter__)
         is_held = True
 
         def give_back() -> None:

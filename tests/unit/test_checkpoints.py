@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from celery_singleflight import LeaseLost, PayloadChanged, StepError
-from celery_singleflight.keys import LockKey
 
 
 @pytest.fixture
@@ -135,7 +134,7 @@ def test_a_run_that_was_overtaken_cannot_move_the_cursor(place):
             for part in self.checkpoint("abc"):
                 seen.append(part)
                 if part == "b":
-                    place.take_away(LockKey.of(self.name, ["k"]))
+                    place.take_away(place.lock_key(self.name, "k"))
         except LeaseLost as lost:
             seen.append(lost.reason)
 

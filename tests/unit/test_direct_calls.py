@@ -27,7 +27,8 @@ def work(key, value=None):
 
 
 def key_of(task, *scope):
-    return LockKey.of(task.name, scope)
+    binding = task._binding
+    return binding.lock_key(task.name, scope, {}) if binding.options.lock_on is None else LockKey.of(task.name, scope)
 
 
 # Waiting in place
@@ -135,7 +136,7 @@ def test_a_lease_that_was_lost_is_said_at_the_end(place):
     task = place.task(slow)
     with pytest.raises(LeaseLost) as caught:
         task("k")
-    assert str(caught.value) == f'the lease on {task.name}["k"] is lost: taken'
+    assert str(caught.value) == f"the lease on {place.lock_key(task.name, 'k')} is lost: taken"
     assert place.holders(key_of(task, "k")) == ["somebody else"]
 
 
@@ -147,7 +148,7 @@ def test_a_result_whose_lease_was_lost_is_not_stored(place):
     task = place.task(pay, idempotent_on="pay:{key}")
     with pytest.raises(LeaseLost) as caught:
         task("k")
-    assert str(caught.value) == f'the lease on {task.name}["k"] is lost: it was taken over while the body ran'
+    assert str(caught.value) == f"the lease on {place.lock_key(task.name, 'k')} is lost: it was taken over while the body ran"
     assert place.client.hget(place.store.keys.execution(task.name, "pay:k"), "outcome") is None
 
 
@@ -259,7 +260,7 @@ def test_a_lock_inside_of_the_task_on_its_own_key_is_entered_again(place):
             assert lease is self.lease
         return place.holders(self.lease.key)
 
-    task = place.task(outer, bind=True)
+    task = place.task(outer, bind=True, lock_on=("key",))
     assert len(task("k")) == 1
     assert len(place.result_of(task.delay("k"))) == 1
 
@@ -345,7 +346,7 @@ def test_a_thread_that_got_a_copy_of_the_context_got_no_lease(place):
         assert not context.run(lambda: current_lease() is None)  # the context has it; it was the thread that had not
         return self.lease is current_lease()
 
-    task = place.task(outer, bind=True, wait_timeout=0)
+    task = place.task(outer, bind=True, lock_on=("key",), wait_timeout=0)
     assert task("k") is True
     assert seen == {
         "lease": None,
@@ -402,10 +403,10 @@ def test_each_item_of_a_map_is_protected(place):
 
     task = place.task(twice, contention_policy="reject")
     assert place.result_of(task.map([1, 2, 3]).delay()) == [2, 4, 6]
-    assert keys == [f"{task.name}[{n}]" for n in (1, 2, 3)]
+    assert keys == [place.lock_key(task.name, n).text for n in (1, 2, 3)]
     with place.held_elsewhere(task.name, 2), pytest.raises(Contended):
         place.app.tasks["celery.map"](task.s(), [1, 2, 3])
-    assert keys[3:] == [f"{task.name}[1]"]
+    assert keys[3:] == [place.lock_key(task.name, 1).text]
 
 
 @pytest.mark.parametrize("how", ["starmap", "chunks"])
@@ -473,7 +474,8 @@ def test_a_lease_and_an_execution_are_those_of_the_innermost_run(place):
 
     outer_task = place.task(outer, bind=True, idempotent_on="outer:{key}")
     outer_task(1)
-    assert seen == [(f"{inner_task.name}[1]", "inner:1"), (f"{outer_task.name}[1]", "outer:1")]
+    keys = [place.lock_key(task.name, 1).text for task in (inner_task, outer_task)]
+    assert seen == [(keys[0], "inner:1"), (keys[1], "outer:1")]
 
 
 def test_there_is_no_fencing_token_where_holders_would_fence_each_other_out(place):

@@ -15,7 +15,6 @@ from celery_singleflight import (
     current_lease,
     lock,
 )
-from celery_singleflight.keys import LockKey
 
 
 def work(key, value=None):
@@ -40,7 +39,7 @@ def test_a_task_runs_under_its_lease_and_gives_it_back(eager, value):
     task = eager.task(work, lock_on=("key",))
     result = eager.call(task, "k", value)
     assert (result.state, result.get()) == (states.SUCCESS, value)
-    assert eager.holders(LockKey.of(task.name, ["k"])) == []
+    assert eager.holders(eager.lock_key(task.name, "k")) == []
     assert eager.messages() == []
 
 
@@ -94,7 +93,7 @@ def test_an_error_of_the_body_is_its_result_and_the_lease_is_given_back(eager):
     task = eager.task(fail)
     with pytest.raises(OSError, match="no"):
         eager.call(task, "k").get()
-    assert eager.holders(LockKey.of(task.name, ["k"])) == []
+    assert eager.holders(eager.lock_key(task.name, "k")) == []
 
 
 def test_errors_propagate_where_the_app_says_so(make_place):
@@ -162,7 +161,7 @@ def test_a_retry_of_itself_with_other_arguments_has_their_key(eager):
 
     task = eager.task(flaky, bind=True)
     assert eager.call(task, "k").get() == "other"
-    assert seen == [f'{task.name}["k"]', f'{task.name}["other"]']
+    assert seen == [eager.lock_key(task.name, key).text for key in ("k", "other")]
 
 
 def test_autoretry_runs_again(eager):
@@ -206,7 +205,7 @@ def test_what_one_task_calls_of_another_has_a_lease_of_its_own(eager):
         return [before, inside]
 
     task = eager.task(outer)
-    assert eager.call(task, "k").get() == [f'{task.name}["k"]', f'{inner.name}["k"]']
+    assert eager.call(task, "k").get() == [eager.lock_key(name, "k").text for name in (task.name, inner.name)]
 
 
 def test_a_key_that_is_held_here_is_entered_again(eager):
@@ -225,7 +224,7 @@ def test_a_lease_that_was_lost_shows_in_the_result(eager):
     task = eager.task(slow)
     with pytest.raises(LeaseLost) as caught:
         eager.call(task, "k").get()
-    assert str(caught.value) == f'the lease on {task.name}["k"] is lost: it was taken over'
+    assert str(caught.value) == f"the lease on {eager.lock_key(task.name, 'k')} is lost: it was taken over"
 
 
 def test_a_canvas_of_eager_tasks_is_that_of_plain_ones(eager):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import count
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import assume, given, strategies as st
 from redis.crc import key_slot
 from test_canonical import plain_values, typed
 
-from celery_singleflight.keys import BUCKETS, KeySpace, LockKey, bounded
+from celery_singleflight.claims import Record
+from celery_singleflight.keys import BUCKETS, AsNamed, KeySpace, LockKey, bounded
 
 names = st.text(min_size=1) | st.text('ab["],{}1\\', min_size=1)
 scopes = st.lists(plain_values | st.text('ab["],{}1\\'), max_size=4)
@@ -24,6 +26,42 @@ def is_one(one, other):
 def test_a_lock_key_reads_as_its_name_and_scope():
     assert str(LockKey.of("billing", ["acct_123"])) == 'billing["acct_123"]'
     assert str(LockKey.of("billing", [])) == "billing[]"
+
+
+def test_a_digested_lock_key_shows_its_name_and_nothing_of_its_scope():
+    assert re.fullmatch(r"billing\([0-9a-f]{16}\)", str(LockKey.digested("billing", ["4111 1111"])))
+    assert LockKey.digested("billing", ["a"]) != LockKey.digested("billing", ["b"])
+
+
+@given(names, scopes, names, scopes)
+def test_a_digested_lock_key_is_that_of_one_name_and_one_scope_and_no_plain_one(name, scope, other_name, other_scope):
+    one, other = LockKey.digested(name, scope), LockKey.digested(other_name, other_scope)
+    assert (one.text == other.text) == (name == other_name and is_one(scope, other_scope))
+    assert one.text != LockKey.of(other_name, other_scope).text
+
+
+#: What tenants may think of: globs, hash tags, separators of our own, look-alikes, and what is far too long.
+ODD = ["*", "?", "[a-z]", "{", "}", "{sf1}", ":", "%3A", "\n", "\r\n", "\0", " "]
+ODD += ["a", "\u0430", "\u00e9", "e\u0301", "\uff41", "x" * 10_000]
+odd = st.lists(st.sampled_from(ODD), min_size=1, max_size=4).map("".join)
+
+
+@given(name=odd, other_name=odd, one=odd, two=odd)
+def test_no_key_of_a_tenant_reaches_that_of_another(name, other_name, one, two):
+    space = KeySpace("sf")
+    same = (name, one) == (other_name, two)
+    for make in (space.execution, space.trigger):
+        assert (make(name, one) == make(other_name, two)) == same
+    for make in (LockKey.of, LockKey.digested):
+        found, other = make(name, [one]), make(other_name, [two])
+        assert (found.text == other.text) == same
+        assert set(space.lock(found)[:-1]).isdisjoint(space.lock(other)[:-1]) != same
+
+
+@given(task_id=odd.filter(lambda text: "\n" not in text), execution_key=odd)
+def test_a_record_is_known_again_by_its_member(task_id, execution_key):
+    for record in (Record(LockKey("n", ""), task_id, None), Record(LockKey("n", ""), task_id, execution_key)):
+        assert Record.of_member(LockKey("n", ""), record.member) == record
 
 
 @given(names, scopes, names, scopes)
@@ -71,7 +109,14 @@ def test_long_scopes_that_differ_anywhere_are_two_lock_keys(scope, at):
 def test_a_text_keeps_its_beginning_and_never_gets_longer_than_200(text):
     short = bounded(text)
     assert len(short) <= 200
-    assert short == text or (len(text) > 200 and short[:167] == text[:167] and short[167] == "#")
+    assert short == text or (len(text) >= 200 and short[:167] == text[:167] and short[167] == "#")
+
+
+@given(st.text("ab", min_size=200, max_size=400))
+def test_nobody_can_give_a_text_that_is_what_becomes_of_a_longer_one(text):
+    short = bounded(text)
+    assert bounded(str(short)) != short
+    assert bounded(AsNamed(short)) == short, "but what is a name already stays"
 
 
 @given(st.text("ab", min_size=190, max_size=230), st.text("ab", min_size=190, max_size=230))

@@ -111,7 +111,7 @@ def test_a_lock_excludes_the_task_of_its_name_and_scope(place, clock):
         with pytest.raises(Contended), place.held_elsewhere("billing", key):
             pytest.fail("the task holds this key")
 
-    place.task(inside, lock_name="billing")("k")
+    place.task(inside, lock_name="billing", lock_on=("key",))("k")
 
 
 def test_tasks_of_one_lock_name_exclude_each_other(place):

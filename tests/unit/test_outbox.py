@@ -95,7 +95,7 @@ def test_arguments_and_options_arrive(shop, box, database):
     assert (args, kwargs) == ([1], {"y": 2})
     assert message.headers["id"] == message.headers["root_id"] == "mine"
     assert message.headers["singleflight_execution_key"] == "pay:1"
-    assert message.headers["singleflight_key"] == f"{shop.work.name}[1,2]"
+    assert message.headers["singleflight_key"] == shop.lock_key(shop.work.name, 1, 2).text
     assert message.headers["custom"] == "c"
     assert message.properties["priority"] == 3
     assert datetime.fromisoformat(message.headers["expires"]) > datetime.now(UTC) + timedelta(seconds=30)

@@ -10,7 +10,6 @@ from nodes import wait_until
 from celery_singleflight import SingleflightTask
 from celery_singleflight.claims import Record
 from celery_singleflight.heartbeat import Heartbeat
-from celery_singleflight.keys import LockKey
 
 
 def echo(x):
@@ -296,7 +295,7 @@ def test_a_copy_of_a_settled_message_sends_its_callbacks_no_second_time(place):
     place.deliver(message)
     assert [sent.headers["task"] for sent in place.messages()] == ["shop.callback"]
 
-    record = place.store.names(Record(LockKey.of("shop.work", [1]), result.id, None))["trigger"]
+    record = place.store.names(Record(place.lock_key("shop.work", 1), result.id, None))["trigger"]
     wait_until(lambda: place.client.hget(record, "settled"), 5, "it is settled")
     place.deliver(message)
     assert place.messages() == []

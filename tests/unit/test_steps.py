@@ -20,7 +20,6 @@ from celery_singleflight import (
     forget_steps,
     resolve_step,
 )
-from celery_singleflight.keys import LockKey
 
 
 class Effects:
@@ -391,7 +390,7 @@ def test_a_run_that_was_overtaken_cannot_begin_or_record_a_step(place, effects):
 
     def work(self, key):
         def overtaken():
-            place.take_away(LockKey.of(self.name, ["k"]))
+            place.take_away(place.lock_key(self.name, "k"))
             return effects("done")
 
         for name, function in {"first": overtaken, "second": effects}.items():

@@ -236,7 +236,7 @@ def test_a_trigger_whose_run_was_killed_and_meets_another_triggers_lease_waits(p
         with pytest.raises(Killed):
             place.deliver(message)
     if not is_told:  # its lease runs out
-        names = place.store.names(Record(LockKey.of(task.name, ["k"]), result.id, "once:k" if options else None))
+        names = place.store.names(Record(place.lock_key(task.name, "k"), result.id, "once:k" if options else None))
         place.client.delete(names["lease"])
         place.client.hset(names["execution"], "until_ms", "1")
 
@@ -370,7 +370,7 @@ def test_a_lease_whose_grant_was_never_heard_is_given_back(place, monkeypatch, o
     assert len(asked) == 1
     assert asked[0].token, "it was granted"
 
-    assert place.holders(LockKey.of(task.name, ["k"])) == []
+    assert place.holders(place.lock_key(task.name, "k")) == []
     assert place.client.zcard(place.store.keys.due(task.name)) == 0, "the broker has its message, no sweeper may publish it"
     if policy == "requeue":
         place.deliver(waiting(place))
