@@ -14,6 +14,7 @@ from celery_singleflight.coordination import Coordination, check_store_settings,
 from celery_singleflight.errors import Contended, ExecutionUncertain, LockKeyError, OptionError
 from celery_singleflight.keys import LockKey
 from celery_singleflight.options import read_options
+from celery_singleflight.results import Bounds
 from celery_singleflight.scope import Arguments, compile_scope
 from celery_singleflight.spelling import check_settings, check_task
 
@@ -62,6 +63,8 @@ class Binding:
         #: The hard time limit of a call that has none of its own; a worker started with another one says so.
         self.time_limit: float | None = conf.task_time_limit
         self.options = read_options(name, lambda option: getattr(task, option, None), conf)
+        #: Of what the store keeps of its results.
+        self.bounds = Bounds(self.options.result_limit, self.options.result_compression)
         self.arguments = Arguments(_signature(task))
         self._scope = compile_scope(f"task {name}, lock_on", self.options.lock_on, self.arguments)
         #: Of all arguments nobody has said that they may be read in logs and in the store.

@@ -67,7 +67,8 @@ def plain(value: object) -> object:
 def _plain_mapping(value: Mapping[object, object]) -> dict[str, object]:
     keyed = {_plain_key(key): v if type(v) in _PLAIN_TYPES else plain(v) for key, v in value.items()}
     if len(keyed) < len(value):
-        raise LockKeyError(f"two keys of a mapping have one JSON form: {sorted(map(repr, value))}")
+        kinds = sorted({type(key).__name__ for key in value})
+        raise LockKeyError(f"two keys of a mapping have one JSON form; its keys are of type {', '.join(kinds)}")
     return {name: keyed[name] for name in sorted(keyed)}
 
 

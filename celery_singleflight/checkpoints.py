@@ -54,10 +54,11 @@ class Cursor:
     def set(self, value: Any) -> None:
         """Move it, in the store and at once.
 
-        Raises `LeaseLost` when the run has been overtaken, `StepError` when the value does not serialise; it stays then.
+        Raises `LeaseLost` when the run has been overtaken, `StepError` when the value does not serialise or is too large; it
+        stays then.
         """
         work = work_of(self._task)
-        encoded, why_not = encode(work.app, value)
+        encoded, why_not = encode(work.app, value, work.binding.bounds)
         if why_not:
             raise StepError(f"cursor {self._path}: {why_not}")
         store, writer = work.store, work.writer
@@ -81,8 +82,13 @@ def checkpoint(task: Any, parts: Iterable[_T], every: int, name: str, on_change:
     cursor = Cursor(task, name, on_change, kind="checkpoint", default=0)
     done = cursor.get()
     if type(done) is not int or done < 0:
-        raise StepError(f"task {task.name}: checkpoint {name}: expected a number of parts that are done, got {done!r}")
+        raise StepError(f"task {task.name}: checkpoint {name}: expected a number of parts that are done, got {_shown(done)}")
     return _remaining(iter(parts), cursor, done, every)
+
+
+def _shown(done: Any) -> str:
+    """Return a count as it is; of anything else, which may be a cursor of the user's, its type."""
+    return repr(done) if type(done) is int else type(done).__name__
 
 
 def _remaining(parts: Iterator[_T], cursor: Cursor, done: int, every: int) -> Iterator[_T]:

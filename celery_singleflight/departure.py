@@ -12,6 +12,7 @@ from kombu.asynchronous import get_event_loop
 
 from celery_singleflight.claims import Finished, Outcome
 from celery_singleflight.custody import GRACE
+from celery_singleflight.discretion import log_error
 from celery_singleflight.errors import SingleflightError
 from celery_singleflight.handoff import hand_on
 from celery_singleflight.results import encode_error
@@ -48,7 +49,7 @@ class Departure:
             self._place = binding.coordination.brisk_store, trigger.claim
             self._failure_as = "keep" if trigger.keeps_failure else ""
         except Exception as error:  # noqa: BLE001, keys are made by users' functions from anybody's arguments
-            logger.warning("%s[%s]: its lease is left to expire: %r", request.name, request.id, error)
+            log_error(logger, f"{request.name}[{request.id}]: its lease is left to expire", error, logging.WARNING)
 
     def give_back(self, *, died: bool) -> None:
         """Release the lease: the process is gone, and the trigger runs again."""
@@ -93,7 +94,8 @@ class Departure:
             release=is_gone,
             execution_as="hold" if claim.terms.holds else self._failure_as,
         )
-        encoded = None if error is None else encode_error(self._request.task.app, error)
+        task = self._request.task
+        encoded = None if error is None else encode_error(task.app, error, task._binding.bounds)  # noqa: SLF001, of the package
         answer = self._try(lambda: conclude(reason=json.dumps([reason]), error=encoded))
         if isinstance(answer, Finished):
             hand_on(self._request.task.app, answer.calls)

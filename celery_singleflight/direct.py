@@ -12,6 +12,7 @@ from celery.utils.nodenames import gethostname
 
 from celery_singleflight.claims import Acquired, Claim, Doubt, Ended, Held, Outcome, Record, Terms
 from celery_singleflight.coordination import Coordination, coordination
+from celery_singleflight.discretion import kind
 from celery_singleflight.ending import finish, give_back
 from celery_singleflight.errors import Contended, ExecutionUncertain, LeaseLost
 from celery_singleflight.keys import LockKey
@@ -185,13 +186,13 @@ class _Call:
             undo_steps(self.holding, Outcome.FAILED, error)
             self._is_cut_off = False
             if self._has_key and self._binding.options.failure_policy == "keep":
-                self._record(lease, Outcome.FAILED, encode_error(self._binding.app, error), repr(error))
+                self._record(lease, Outcome.FAILED, encode_error(self._binding.app, error, self._binding.bounds), kind(error))
             raise
         self._is_cut_off = False
         if self._hold is not None:
             self._hold = self._binding.options.min_hold
         if self._has_key:
-            stored, why_not = encode(self._binding.app, value)
+            stored, why_not = encode(self._binding.app, value, self._binding.bounds)
             if self._record(lease, Outcome.SUCCEEDED, stored, why_not):
                 raise LeaseLost(lease.lock_key, "it was taken over while the body ran")
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from celery_singleflight.discretion import log_error
 from celery_singleflight.errors import LockKeyError
 from celery_singleflight.message import arguments_in
 
@@ -39,8 +40,8 @@ def merge(trigger: Trigger, asked: Merge) -> None:
         lock_key = binding.lock_key(name, (), kwargs)
         _refuse_other_key(name, lock_key, trigger.lock_key)
         trigger.merge(kwargs, asked)
-    except Exception:
-        logger.exception("%s[%s] is not merged with what waits, and waits by itself", name, trigger.request.id)
+    except Exception as error:  # noqa: BLE001, of a user's function
+        log_error(logger, f"{name}[{trigger.request.id}] is not merged with what waits, and waits by itself", error)
         trigger.wait_alone()
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
+from kombu.compression import get_encoder
+
 from celery_singleflight.errors import OptionError
 
 if TYPE_CHECKING:
@@ -81,6 +83,18 @@ def _delays(value: Any) -> tuple[float, ...] | None:
     return None if isinstance(value, str) or len(delays) > 100 or None in delays else delays  # type: ignore[return-value]
 
 
+def _bytes(value: Any) -> float | None:
+    return value if (type(value) is int and value >= 0) or value == math.inf else None
+
+
+def _compression(value: Any) -> str | None:
+    try:
+        get_encoder(value)
+    except KeyError:
+        return None
+    return _text(value)
+
+
 def _recipe(value: Any) -> Any:
     if callable(value) or _text(value):
         return value
@@ -139,6 +153,13 @@ OPTIONS: Final[dict[str, Option]] = {
         ),
         Option("payload_on", None, f"{_RECIPE}, or () to compare nothing", _recipe),
         Option("result_ttl", 86400.0, "seconds from 0 to 315360000, ten years", lambda value: _seconds(value, 0, 315360000)),
+        Option("result_limit", 1048576, "bytes, a whole number from 0, or inf for no limit", _bytes),
+        Option(
+            "result_compression",
+            None,
+            "'gzip', 'bzip2', 'lzma', or another compression that kombu has here",
+            _compression,
+        ),
     )
 }
 CALL_OPTIONS: Final = {name: option for name, option in OPTIONS.items() if option.call}
@@ -171,6 +192,8 @@ class TaskOptions:
     skip_result: Any
     idempotent_on: Any
     result_ttl: float
+    result_limit: float
+    result_compression: str | None
     min_hold: float
     rescue: bool
     max_deliveries: int

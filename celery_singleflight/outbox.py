@@ -20,6 +20,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from celery_singleflight.courier import careful_producer
+from celery_singleflight.discretion import log_error
 from celery_singleflight.looks import look_also
 
 if TYPE_CHECKING:
@@ -97,8 +98,10 @@ class Outbox:
                 except _BrokerAway as error:
                     away = error
                     break
-                except Exception:
-                    logger.exception("%s of %s in the outbox cannot be published; it is tried again", row.task_id, row.task)
+                except Exception as error:  # noqa: BLE001, the others must not wait for it
+                    log_error(
+                        logger, f"{row.task_id} of {row.task} in the outbox cannot be published; it is tried again", error
+                    )
                     self._postpone(connection, row)
                 else:
                     sent.append(row.id)

@@ -61,4 +61,4 @@ def stamp(task_name: str, binding: Binding | None, headers: dict[str, Any], body
             headers[header.DIGEST] = digest
     except (SingleflightError, TypeError) as error:
         headers.pop(header.KEY, None)
-        logger.debug("no lock key for %s at publish: %s", task_name, error)
+        logger.debug("no lock key for %s at publish:", task_name, exc_info=error)

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from celery_singleflight.claims import Encoded
+from celery_singleflight.discretion import log_error
 from celery_singleflight.errors import Replaced, ResolvedFailed
 from celery_singleflight.resolution import Resolution, UncertainExecution
 from celery_singleflight.steps import insist
@@ -76,8 +77,8 @@ def _ask(trigger: Trigger, entered: Acquired, died: UncertainRun) -> Resolution 
         found: Any = trigger.binding.options.reconciler(execution)
     except Replaced as error:
         raise Undecided(trigger.execution_key) from error
-    except Exception:
-        logger.exception("the reconciler of %s has failed for %s", trigger.task.name, trigger.execution_key)
+    except Exception as error:  # noqa: BLE001, of a user's function
+        log_error(logger, f"the reconciler of {trigger.task.name} has failed for {trigger.execution_key}", error)
         return None
     if found is not None and not isinstance(found, Resolution):
         logger.error(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from celery_singleflight.errors import ResolutionError
@@ -18,7 +18,7 @@ class Resolution:
     """
 
     outcome: Literal["succeeded", "failed", "rerun"]
-    result: Any = None
+    result: Any = field(default=None, repr=False)
     #: For people to read.
     reason: str = ""
 
@@ -37,8 +37,8 @@ class UncertainExecution:
     key: str
     lock_key: str
     task: str
-    args: Any
-    kwargs: Any
+    args: Any = field(repr=False)
+    kwargs: Any = field(repr=False)
     #: Of the run that died; the same over all attempts.
     run_id: str
     #: The id of its trigger, and its worker.

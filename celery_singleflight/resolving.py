@@ -16,6 +16,8 @@ from celery_singleflight.step_errors import StepError
 if TYPE_CHECKING:
     from celery import Celery
 
+    from celery_singleflight.binding import Binding
+
 __all__ = ("forget_steps", "resolve", "resolve_step")
 
 
@@ -37,17 +39,17 @@ def resolve(
     run whose lease has expired, whatever the `uncertain_policy`.
 
     Raises `ResolutionError` when the execution has an outcome, is under way, has not died, or is not known, and when the result
-    does not serialise; `StoreUnavailable`.
+    does not serialise or is too large; `StoreUnavailable`.
     """
     said = Resolution(outcome, result, reason)
     what = f"execution {execution_key or task_id} of {task}"
-    value, why_not = encode(app, result) if outcome == "succeeded" else (Encoded("", "", b""), "")
+    binding, record = _of(app, task, task_id, execution_key, ResolutionError)
+    options, bounds = binding.options, binding.bounds
+    value, why_not = encode(app, result, bounds) if outcome == "succeeded" else (Encoded("", "", b""), "")
     if why_not:
         raise ResolutionError(f"{what}: its result cannot be stored: {why_not}")
     if outcome == "failed":
-        value = encode_error(app, ResolvedFailed(execution_key or task_id or "", reason))
-    record = _record_of(app, task, task_id, execution_key, ResolutionError)
-    options = app.tasks[task]._binding.options  # noqa: SLF001, of the package
+        value = encode_error(app, ResolvedFailed(execution_key or task_id or "", reason), bounds)
     while True:
         word, fact = coordination(app).store.resolve(
             record,
@@ -92,15 +94,15 @@ def resolve_step(
     retry; where the task id is the key and its trigger has failed of it, the task sent again with the same `task_id`.
     A step that is done without its result can be given one.
 
-    Raises `StepError` when it is no uncertain step, when a run is at it, or when the result does not serialise;
+    Raises `StepError` when it is no uncertain step, when a run is at it, or when the result does not serialise or is too large;
     `StoreUnavailable`.
     """
+    binding, record = _of(app, task, task_id, execution_key, StepError)
     value: Encoded | None = None
     if happened:
-        value, why_not = encode(app, result)
+        value, why_not = encode(app, result, binding.bounds)
         if why_not:
             raise StepError(f"step {step}: its result cannot be stored: {why_not}")
-    record = _record_of(app, task, task_id, execution_key, StepError)
     word, fact = coordination(app).store.resolve_step(record, step, value)
     what = f"step {step} of execution {execution_key or task_id} of {task}"
     if word == "running":
@@ -116,16 +118,16 @@ def forget_steps(app: Celery, task: str, *, task_id: str | None = None, executio
 
     `task`, `task_id` and `execution_key` are as in `resolve_step`. Raises `StoreUnavailable`.
     """
-    return coordination(app).store.forget_steps(_record_of(app, task, task_id, execution_key, StepError))
+    return coordination(app).store.forget_steps(_of(app, task, task_id, execution_key, StepError)[1])
 
 
-def _record_of(
+def _of(
     app: Celery, task: str, task_id: str | None, execution_key: str | None, error: type[SingleflightError]
-) -> Record:
+) -> tuple[Binding, Record]:
     if (task_id is None) == (execution_key is None):
         raise error(f"expected either a task_id or an execution_key, got {task_id!r} and {execution_key!r}")
     binding = getattr(app.tasks[task], "_binding", None) if task in app.tasks else None
     if binding is None:
         raise error(f"expected the name of a protected task, got {task!r}")
     lock_key = LockKey(binding.options.lock_name or task, "")
-    return Record(lock_key, task_id or "", execution_key, has_trigger=execution_key is None)
+    return binding, Record(lock_key, task_id or "", execution_key, has_trigger=execution_key is None)

@@ -11,6 +11,7 @@ from celery_singleflight import signals
 from celery_singleflight.claims import Acquired, Doubt, Encoded, Ended, Held, Outcome, Parked, Surplus
 from celery_singleflight.custody import GRACE
 from celery_singleflight.direct import call_directly, held_here
+from celery_singleflight.discretion import kind
 from celery_singleflight.ending import fail, finish, give_back
 from celery_singleflight.entering import enter
 from celery_singleflight.errors import LeaseLost, MaxHoldExceeded, NestedLeaseLost, Replaced, StoreUnavailable
@@ -266,14 +267,14 @@ def _ended(trigger: Trigger, lease: Lease, outcome: Outcome, reason: str) -> Non
 
 
 def _encoded(trigger: Trigger, outcome: Outcome, subject: Any) -> tuple[Encoded, str]:
-    app = trigger.binding.app
+    app, bounds = trigger.binding.app, trigger.binding.bounds
     while True:
         try:
             if outcome is Outcome.FAILED:
-                return encode_error(app, subject), repr(subject)
+                return encode_error(app, subject, bounds), kind(subject)
             if outcome is Outcome.REPLACED:
                 return Encoded("", "", b""), subject.by
-            value, reason = encode(app, subject)
+            value, reason = encode(app, subject, bounds)
         except SoftTimeLimitExceeded:
             continue  # the limit is one of the body, which has ended
         if reason:

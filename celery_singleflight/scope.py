@@ -9,6 +9,7 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any, Final
 
 from celery_singleflight.canonical import canonical, plain
+from celery_singleflight.discretion import told
 from celery_singleflight.errors import LockKeyError, OptionError
 from celery_singleflight.spelling import nearest
 
@@ -172,7 +173,7 @@ def _text(value: Any, spec: str, option: str) -> str:
         try:
             return format(value, spec)
         except (TypeError, ValueError) as error:
-            raise LockKeyError(f"{option}: {type(value).__name__} cannot be formatted as {spec!r}: {error}") from error
+            raise LockKeyError(f"{option}: {type(value).__name__} cannot be formatted as {spec!r}") from error
     form = plain(value)
     return form if isinstance(form, str) else canonical(value)
 
@@ -200,7 +201,7 @@ def _function(option: str, function: Callable[..., Any], arguments: Arguments) -
         try:
             parts = function(**chosen)
         except Exception as error:
-            raise LockKeyError(f"{option}: the function failed, so the task does not run: {error!r}") from error
+            raise LockKeyError(f"{option}: the function failed, so the task does not run: {told(error)}") from error
         if parts is None:
             raise LockKeyError(f"{option}: the function returned None, expected the parts of a key")
         return list(parts) if isinstance(parts, list | tuple) else [parts]

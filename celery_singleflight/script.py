@@ -78,7 +78,7 @@ class Script:
             word = parts[0].decode()
             return self._replies[word](word, *parts[1:])
         except (KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ScriptError(f"script {self.name} answered {raw!r}, expected one of {sorted(self._replies)}") from error
+            raise ScriptError(f"script {self.name} answered {_shown(raw)}, expected one of {sorted(self._replies)}") from error
 
     @property
     def replies(self) -> tuple[str, ...]:
@@ -101,6 +101,15 @@ def _named(script: str, inputs: Sequence[re.Match[str]], kind: str) -> tuple[str
     if numbers not in (["*"], [str(n + 1) for n in range(len(found))]):
         raise ScriptError(f"script {script}: {kind} are numbered {numbers}, expected 1 to {len(found)}, or one [*]")
     return tuple(name for _, name in found)
+
+
+def _shown(raw: Any) -> str:
+    """Return the word of a reply and how much follows: that may be somebody's result."""
+    parts = raw.split(b"\n") if isinstance(raw, bytes) else raw
+    if not isinstance(parts, list) or not parts:
+        return repr(parts)
+    word = parts[0][:40] if isinstance(parts[0], bytes) else type(parts[0]).__name__
+    return f"{word!r} and {len(parts) - 1} more"
 
 
 def _locals(keys: tuple[str, ...], values: tuple[str, ...], *, many: bool) -> str:

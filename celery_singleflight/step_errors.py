@@ -23,7 +23,7 @@ class StepResultUnavailable(SingleflightError):
     def __str__(self) -> str:
         return (
             f"step {self.step} of execution {self.execution_key} is done and will not be done again, but its result is not "
-            f"stored: {self.reason}; have it return what serialises, or give it its result with resolve_step"
+            f"stored: {self.reason}; have it return what can be stored, or give it its result with resolve_step"
         )
 
 

@@ -221,7 +221,7 @@ def _record_value(work: Work, wanted: Step, value: Any) -> None:
     interruption: BaseException | None = None
     while True:
         try:
-            encoded, why_not = encode(work.app, value)
+            encoded, why_not = encode(work.app, value, work.binding.bounds)
             break
         except SoftTimeLimitExceeded as raised:  # it is done all the same
             interruption = raised

@@ -72,6 +72,10 @@ class SingleflightTask(Stepwise, Task):
     idempotent_on: Any = None
     #: How long a completed execution answers for its duplicates. Default: 86400.
     result_ttl: float | None = None
+    #: How many bytes a stored result, error, step's result or cursor may have; inf for any number. Default: 1048576.
+    result_limit: float | None = None
+    #: How they are compressed before that counts, as kombu names it, such as `"gzip"`. Default: not at all.
+    result_compression: str | None = None
     #: For how long a lock key stays taken after a success, counted from the acquisition. Default: 0.
     min_hold: float | None = None
     #: Whether the store keeps the message of a run, and a worker publishes it again when the run has died. Default: True.

@@ -15,7 +15,7 @@ from celery_singleflight import headers as header
 from celery_singleflight.binding import arguments_digest
 from celery_singleflight.claims import Claim, OnHeld, Record, Waits
 from celery_singleflight.custody import GRACE
-from celery_singleflight.errors import OptionError
+from celery_singleflight.errors import LockKeyError, OptionError
 from celery_singleflight.keys import LockKey
 from celery_singleflight.message import pack_message, replace_arguments
 from celery_singleflight.options import CALL_OPTIONS, PREFIX

@@ -9,6 +9,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_singleflight.claims import Encoded, Outcome
 from celery_singleflight.compensation import resolved
+from celery_singleflight.discretion import kind, log_error, told
 from celery_singleflight.errors import LeaseLost, Replaced, SingleflightError
 from celery_singleflight.lease import Holding
 from celery_singleflight.progress import Ending
@@ -67,7 +68,7 @@ def undo_steps(holding: Holding, outcome: Outcome, error: BaseException) -> None
 def _ending(work: Work, outcome: Outcome, error: BaseException) -> Ending:
     if outcome is Outcome.REPLACED:
         return Ending(outcome, getattr(error, "by", ""), Encoded("", "", b""))
-    return Ending(outcome, repr(error), encode_error(work.app, error))
+    return Ending(outcome, kind(error), encode_error(work.app, error, work.binding.bounds))
 
 
 def _undo_all(work: Work, task: Any, ending: Ending) -> None:
@@ -105,8 +106,8 @@ def _undo(work: Work, task: Any, found: Undo) -> dict[str, Any]:
 
 
 def _failed(step: str, found: Undo, error: BaseException) -> dict[str, Any]:
-    logger.error("%s is not undone, %s raised", step, found.undo, exc_info=error)
-    return {"failed": True, "note": repr(error)}
+    log_error(logger, f"{step} is not undone, {found.undo} raised", error)
+    return {"failed": True, "note": told(error)}
 
 
 def _left_alone(work: Work, found: Undo) -> dict[str, Any]:

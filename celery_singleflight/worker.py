@@ -13,6 +13,7 @@ from kombu.utils.imports import symbol_by_name
 from celery_singleflight import headers as header
 from celery_singleflight.claims import Outcome
 from celery_singleflight.departure import Departure
+from celery_singleflight.discretion import kind
 from celery_singleflight.slots import count_slots
 from celery_singleflight.trigger import new_owner
 
@@ -94,7 +95,8 @@ class _OwnerPerDelivery:
         result = forward()
         runs_again = self._is_given_back or self._is_cancelled or getattr(self.task, "retry_on_worker_lost", False)
         if not runs_again:
-            departure.conclude(Outcome.FAILED, repr(error), is_gone=True)
+            reason = repr(error) if isinstance(error, WorkerLostError) else kind(error)  # an exit may hold a user's value
+            departure.conclude(Outcome.FAILED, reason, is_gone=True)
         return result
 
     def on_timeout(self, soft: bool, timeout: Any) -> Any:  # noqa: FBT001, as Celery calls it

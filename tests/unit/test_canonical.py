@@ -215,7 +215,8 @@ def test_a_key_that_begins_with_a_dollar_gets_one_more():
 def test_two_keys_of_one_json_form_are_refused(mapping):
     with pytest.raises(LockKeyError) as caught:
         canonical(mapping)
-    assert str(caught.value) == f"two keys of a mapping have one JSON form: {sorted(map(repr, mapping))}"
+    kind = type(next(iter(mapping))).__name__
+    assert str(caught.value) == f"two keys of a mapping have one JSON form; its keys are of type {kind}, str"
 
 
 # What a publisher may give and a serializer may take. Offsets are whole minutes, as ISO 8601 and YAML write them.

@@ -105,7 +105,7 @@ MESSAGES = [
         StepResultUnavailable("invoice:42", "charge", "too odd"),
         (
             "step charge of execution invoice:42 is done and will not be done again, but its result is not stored: too odd; "
-            "have it return what serialises, or give it its result with resolve_step"
+            "have it return what can be stored, or give it its result with resolve_step"
         ),
     ),
     (

@@ -313,9 +313,9 @@ def test_a_key_function_that_fails_at_the_worker_fails_the_task_and_its_body_doe
     result = task.delay(7)
     place.deliver_all()
     assert result.state == "FAILURE"
-    assert str(result.result) == (
-        f"task {task.name}, lock_on: the function failed, so the task does not run: LookupError('no such tenant')"
-    )
+    said, _, where = str(result.result).partition(" at ")
+    assert said == f"task {task.name}, lock_on: the function failed, so the task does not run: LookupError"
+    assert where.startswith("test_publishing.py:")
     assert bodies == []
 
 

@@ -15,10 +15,11 @@ from test_canonical import plain_values, typed
 
 from celery_singleflight import Contended, ResultUnavailable
 from celery_singleflight.claims import Encoded
-from celery_singleflight.results import decode, decode_error, encode, encode_error
+from celery_singleflight.results import Bounds, decode, decode_error, encode, encode_error
 
 VALUES = [None, 0, "", False, True, 1.5, -1, [], {}, [1, {"a": None}], "text", "ünïcode \N{SNOWMAN}", 2**70]
 SERIALIZERS = ["json", "pickle", "yaml"]
+BOUNDS = Bounds()
 
 
 class Odd:
@@ -53,7 +54,7 @@ def serializing(make_place):
 
 
 def there_and_back(place, value):
-    encoded, why_not = encode(place.app, value)
+    encoded, why_not = encode(place.app, value, BOUNDS)
     assert why_not == ""
     return decode(place.app, encoded, "key", "")
 
@@ -67,7 +68,7 @@ def test_a_value_comes_back_as_itself(serializing, serializer, value):
 @given(value=plain_values)
 def test_any_json_value_comes_back_as_itself(value):
     app = Celery(set_as_current=False, backend="cache+memory://")
-    encoded, _ = encode(app, value)
+    encoded, _ = encode(app, value, BOUNDS)
     assert typed(decode(app, encoded, "key", "")) == typed(value)
 
 
@@ -77,7 +78,7 @@ def test_what_only_pickle_knows_comes_back_under_pickle(serializing):
 
 @pytest.mark.parametrize("serializer", SERIALIZERS)
 def test_the_stored_form_is_that_of_the_apps_serializer(serializing, serializer):
-    encoded, _ = encode(serializing(serializer).app, {"a": 1})
+    encoded, _ = encode(serializing(serializer).app, {"a": 1}, BOUNDS)
     assert (encoded.content_type, encoded.content_encoding, encoded.body) == {
         "json": ("application/json", "utf-8", b'{"a": 1}'),
         "yaml": ("application/x-yaml", "utf-8", b"a: 1\n"),
@@ -86,13 +87,13 @@ def test_the_stored_form_is_that_of_the_apps_serializer(serializing, serializer)
 
 
 def test_what_does_not_serialise_is_no_value_and_a_reason(serializing):
-    assert encode(serializing("json").app, Odd()) == (
+    assert encode(serializing("json").app, Odd(), BOUNDS) == (
         Encoded("", "", b""),
         "Odd does not serialise as json: Object of type Odd is not JSON serializable",
     )
-    assert encode(serializing("pickle").app, Unpicklable()) == (
+    assert encode(serializing("pickle").app, Unpicklable(), BOUNDS) == (
         Encoded("", "", b""),
-        "Unpicklable does not serialise as pickle: not me",
+        "Unpicklable does not serialise as pickle: EncodeError(…)",
     )
 
 
@@ -146,13 +147,13 @@ ERRORS = [
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_an_error_comes_back_as_its_class_and_arguments(serializing, serializer, error):
     app = serializing(serializer).app
-    back = decode_error(app, encode_error(app, error), "key", "")
+    back = decode_error(app, encode_error(app, error, BOUNDS), "key", "")
     assert (type(back), back.args, str(back)) == (type(error), error.args, str(error))
 
 
 def test_an_error_of_the_package_keeps_its_facts(serializing):
     app = serializing("json").app
-    back = decode_error(app, encode_error(app, Contended("billing[7]", "t1", "w1", 1.5, 28.5)), "key", "")
+    back = decode_error(app, encode_error(app, Contended("billing[7]", "t1", "w1", 1.5, 28.5), BOUNDS), "key", "")
     assert (back.lock_key, back.task_id, back.worker, back.age, back.remaining) == ("billing[7]", "t1", "w1", 1.5, 28.5)
 
 
@@ -162,7 +163,7 @@ def test_an_error_of_the_package_keeps_its_facts(serializing):
 @pytest.mark.parametrize("serializer", SERIALIZERS)
 def test_an_error_that_cannot_be_made_again_comes_back_as_celery_gives_it(serializing, serializer, error):
     app = serializing(serializer).app
-    back = decode_error(app, encode_error(app, error), "key", "")
+    back = decode_error(app, encode_error(app, error, BOUNDS), "key", "")
     assert isinstance(back, Exception)
     text = json.dumps(repr(back))
     assert "rain" in text or "Odd" in text or "Unpicklable" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -204,16 +205,8 @@ def test_a_default_fills_a_template():
         ("{account[3]}", [1], "lock_on: list has no 3"),
         ("{account[x]}", [1], "lock_on: list has no x"),
         ("{account.owner.id}", {"owner": None}, "lock_on: NoneType has no id"),
-        (
-            "{account:%Y}",
-            7,
-            "lock_on: int cannot be formatted as '%Y': Invalid format specifier '%Y' for object of type 'int'",
-        ),
-        (
-            "{account:d}",
-            None,
-            "lock_on: NoneType cannot be formatted as 'd': unsupported format string passed to NoneType.__format__",
-        ),
+        ("{account:%Y}", 7, "lock_on: int cannot be formatted as '%Y'"),
+        ("{account:d}", None, "lock_on: NoneType cannot be formatted as 'd'"),
     ],
 )
 def test_a_template_that_does_not_fit_the_call_makes_no_key(template, value, message):
@@ -304,9 +297,15 @@ def test_a_function_that_returns_none_makes_no_key():
 
 
 def test_a_function_that_fails_fails_closed():
-    assert failure(pay, lambda account: account["id"], 7) == (
-        "lock_on: the function failed, so the task does not run: TypeError(\"'int' object is not subscriptable\")"
-    )
+    said = failure(pay, lambda account: account["id"], 7)
+    assert re.fullmatch(r"lock_on: the function failed, so the task does not run: TypeError at test_scope\.py:\d+", said)
+
+
+def test_what_a_failing_function_says_of_its_arguments_is_not_repeated():
+    def refuse(account):
+        raise ValueError(f"no such account: {account}")
+
+    assert "4111" not in failure(pay, refuse, "4111 1111")
 
 
 def test_a_function_of_what_the_task_does_not_have_is_refused():
@@ -320,7 +319,9 @@ def test_a_function_may_name_what_only_keyword_arguments_bring():
         pass
 
     assert key_of(task, lambda tenant: tenant, tenant=7) == [7]
-    assert failure(task, lambda tenant: tenant).startswith("lock_on: the function failed, so the task does not run: TypeError(")
+    assert failure(task, lambda tenant: tenant).startswith(
+        "lock_on: the function failed, so the task does not run: TypeError at "
+    )
 
 
 # Pydantic

@@ -571,7 +571,7 @@ def test_an_interruption_that_falls_into_a_write_comes_after_it(place, run, effe
         (
             StepResultUnavailable("invoice:42", "charge", "too odd"),
             "step charge of execution invoice:42 is done and will not be done again, but its result is not stored: too odd",
-            "have it return what serialises, or give it its result with resolve_step",
+            "have it return what can be stored, or give it its result with resolve_step",
         ),
         (
             PayloadChanged("invoice:42", "step charge"),

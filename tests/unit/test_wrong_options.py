@@ -28,6 +28,8 @@ PATTERN = (
     "options and singleflight_transport_options must have values that redis-py takes"
 )
 A_LEASE = "seconds from 0.5 to 604800, a week"
+A_SIZE = "bytes, a whole number from 0, or inf for no limit"
+A_COMPRESSION = "'gzip', 'bzip2', 'lzma', or another compression that kombu has here"
 A_KEPT_RESULT = "seconds from 0 to 315360000, ten years"
 A_HOLD = "seconds from 0 to 604800, a week"
 A_COUNT = "a whole number from 1 to 1000"
@@ -241,6 +243,20 @@ WRONG = [
         "result_ttl",
         task(result_ttl="1d"),
         f"task shop.settle, result_ttl: expected {A_KEPT_RESULT}, got '1d'",
+    ),
+    row("result_limit negative", task(result_limit=-1), f"task shop.settle, result_limit: expected {A_SIZE}, got -1"),
+    row("result_limit text", task(result_limit="1MB"), f"task shop.settle, result_limit: expected {A_SIZE}, got '1MB'"),
+    row("result_limit flag", task(result_limit=True), f"task shop.settle, result_limit: expected {A_SIZE}, got True"),
+    row("result_limit part", task(result_limit=0.5), f"task shop.settle, result_limit: expected {A_SIZE}, got 0.5"),
+    row(
+        "result_compression misspelled",
+        task(result_compression="gzp"),
+        f"task shop.settle, result_compression: expected {A_COMPRESSION}, got 'gzp'; did you mean 'gzip'?",
+    ),
+    row(
+        "result_compression flag",
+        task(result_compression=True),
+        f"task shop.settle, result_compression: expected {A_COMPRESSION}, got True",
     ),
     row("result_ttl of ages", task(result_ttl=1e17), f"task shop.settle, result_ttl: expected {A_KEPT_RESULT}, got 1e+17"),
     row(
