@@ -47,6 +47,8 @@ def lock(
 ) -> Iterator[Lease]:
     """Hold the lock key of `name` and `scope`; a task with that `lock_name` and the same values in `lock_on` shares it.
 
+    That of a task without `lock_on` is a digest of its arguments, and is not to be had here.
+
     Seconds throughout. `wait` is how long to wait for the key, `inf` for as long as it takes; it is polled for, so those who
     wait are not served in order. The lease (by default of the app's `singleflight_lease_ttl`) is renewed until the block
     ends, or is older than `max_hold`. A key that this context holds already is entered at once, and released by its outermost

@@ -43,7 +43,7 @@ class SingleflightTask(Stepwise, Task):
     is the app's `singleflight_<option>` setting, else the default. Seconds throughout.
     """
 
-    #: What the lock key is made of: argument names, a template, or a function of arguments. Default: all arguments.
+    #: What the lock key is made of: argument names, a template, or a function of arguments. Default: a digest of all arguments.
     lock_on: Any = None
     #: The name under which the lock key is kept; tasks of one lock name exclude each other. Default: the task's name.
     lock_name: str | None = None

@@ -31,7 +31,7 @@ def read(place, runs):
     return place.task(read, lock_on=("tenant",))
 
 
-def call_directly(place, task, tenant, key):
+def eagerly(place, task, tenant, key):
     return task.apply((tenant,), execution_key=key, throw=True).get()
 
 
@@ -41,7 +41,7 @@ def by_message(place, task, tenant, key):
     return result.get(timeout=1)
 
 
-CALLS = pytest.mark.parametrize("call", [call_directly, by_message], ids=["eager", "message"])
+CALLS = pytest.mark.parametrize("call", [eagerly, by_message])
 
 
 @CALLS
@@ -59,6 +59,14 @@ def test_an_execution_key_with_another_payload_is_an_error_and_no_hit(place, rea
     with pytest.raises(PayloadMismatch) as caught:
         call(place, read, "bob", "report")
     assert "the data of" not in str(caught.value)
+    assert runs == ["ann"]
+
+
+def test_a_direct_call_with_another_payload_is_an_error_too(place, read, runs):
+    task = place.task(read.__wrapped__, name="shop.direct", lock_on=("tenant",), idempotent_on="report of order {order}")
+    assert task("ann") == "the data of ann"
+    with pytest.raises(PayloadMismatch):
+        task("bob")
     assert runs == ["ann"]
 
 
