@@ -9,7 +9,7 @@ from nodes import redis_settings, wait_until
 from redis import Redis
 from secrets_app import POLICIES, SECRET
 
-from celery_singleflight import Contended, DeadLettered, LockKeyError
+from celery_singleflight import Contended, DeadLettered, LockKeyError, resolve
 from celery_singleflight.inspection import inspecting
 
 
@@ -132,6 +132,15 @@ def test_a_dead_letter_is_told_without_its_message(place):
         result.get(timeout=30)
     says(place, f"{result.id}] does not run, dead-lettered")
     assert SECRET not in shown(place, result.id)
+
+
+def test_a_reconciler_that_fails_is_told_without_what_it_was_asked_of(place):
+    task = place.task("unsure")
+    result = task.delay(SECRET)
+    says(place, f"the reconciler of {task.name} has failed for {result.id}: LookupError at secrets_app.py:")
+    assert SECRET not in shown(place, result.id)
+    resolve(place.app, task.name, "succeeded", task_id=result.id, result=SECRET)
+    assert result.get(timeout=20) == SECRET
 
 
 def test_a_rescue_is_told_without_the_message_it_publishes(place, key):

@@ -61,6 +61,10 @@ def refuse(secret):
     raise LookupError(f"no account {secret}")
 
 
+def find_nothing(execution):
+    raise LookupError(f"nothing is known of {execution.args}")
+
+
 def add_failures(app, task):
     @task(name="protected_app.retry")
     def retry(self, secret):
@@ -79,6 +83,11 @@ def add_failures(app, task):
 
     @task(name="protected_app.die", max_deliveries=2)
     def die(self, secret):
+        os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+
+    @task(name="protected_app.unsure", uncertain_policy="hold", reconciler=find_nothing)
+    def unsure(self, secret):
         os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)
 
