@@ -1,4 +1,4 @@
-"""What Celery's own command line offers to operators: `celery -A app singleflight locks | explain | release`.
+"""What Celery's own command line offers to operators: `celery -A app singleflight COMMAND`.
 
 Every `celery` command imports this module, so that what the commands need is imported when one of them runs.
 """
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from celery_singleflight.errors import ConfigurationError, SingleflightError, StoreUnavailable
-from celery_singleflight.showing import Paper, show_explanation, show_locks, show_release
+from celery_singleflight.errors import ConfigurationError, ResolutionError, SingleflightError, StoreUnavailable
+from celery_singleflight.showing import Paper, show_explanation, show_locks, show_release, show_resolved, show_uncertain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +27,7 @@ __all__ = ("singleflight",)
 #: Exit codes; docs/reference/commands.md lists them.
 _UNKNOWN: Final = 1
 _NO_STORE: Final = 2
+_USAGE: Final = 2
 _REFUSED: Final = 3
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document; its keys are documented.")
@@ -35,7 +36,7 @@ _limit = click.option("--limit", type=click.IntRange(1, 10_000), default=100, sh
 
 @click.group()
 def singleflight(**_: Any) -> None:
-    """Protected tasks: which lock keys are held, why a trigger does not run, and releasing a holder.
+    """Protected tasks: which lock keys are held, why a trigger does not run, what a run has done that died, releasing a holder.
 
     Exit codes: 0 done, 1 unknown key, 2 the store does not answer or there is none, 3 refused.
     """
@@ -76,6 +77,52 @@ def explain(context: click.Context, key: str, limit: int, *, execution_key: bool
 
 
 @singleflight.command()
+@click.option("--name", help="Only the executions of this lock name.")
+@_limit
+@_as_json
+@click.pass_context
+def uncertain(context: click.Context, name: str | None, limit: int, *, as_json: bool) -> None:
+    """List the executions whose run died and of which nobody knows what it has done.
+
+    Those of tasks with uncertain_policy "hold", from the death of the run until somebody knows; the longest first. Searches the
+    whole store, by SCAN, and reads some fields of every record.
+    """
+    with _inspection(context) as inspection:
+        found = inspection.uncertain(name, limit=limit)
+    _print(context, found, as_json=as_json, show=show_uncertain)
+
+
+@singleflight.command()
+@click.argument("key")
+@click.argument("outcome", type=click.Choice(["succeeded", "failed", "rerun"]))
+@click.option("--task-id", is_flag=True, help="KEY is the id of a trigger without an explicit execution key.")
+@click.option("--task", help="The name of the task, where the store does not tell it.")
+@click.option("--result", help="Of one that has succeeded: its result as JSON; null if not given.")
+@click.option("--reason", default="", help="For people to read; kept with the outcome.")
+@_as_json
+@click.pass_context
+def resolve(context: click.Context, /, key: str, outcome: Any, *, task_id: bool, as_json: bool, **said: Any) -> None:
+    """Say what the run has done of the execution KEY, a run that died after its body began.
+
+    KEY is an explicit execution key, or with --task-id the id of a trigger. The triggers that wait for it ask again within a
+    second or two: they get the result or the failure, or one of them runs. A failure is that of the trigger whose run it was,
+    and the others run, unless the task's failure_policy is "keep".
+    """
+    if said["result"] is not None:
+        if outcome != "succeeded":
+            raise click.UsageError(f"expected --result with succeeded only, got it with {outcome}")
+        try:
+            said["result"] = json.loads(said["result"])
+        except ValueError as error:
+            raise click.BadParameter(f"expected JSON, {error}", param_hint="--result") from error
+    with _inspection(context) as inspection:
+        found = inspection.resolve(key, outcome, is_task_id=task_id, **said)
+    _print(context, found, as_json=as_json, show=show_resolved)
+    if not found.is_resolved:
+        context.exit(_REFUSED)
+
+
+@singleflight.command()
 @click.argument("key")
 @click.option("--token", type=int, required=True, help="The fencing token of the holder, as `locks` shows it.")
 @click.option("--force", is_flag=True, help="Release a holder whose lease is live, too.")
@@ -113,6 +160,8 @@ def _inspection(context: click.Context) -> Iterator[Inspection]:
             yield inspection
     except (ConfigurationError, StoreUnavailable) as error:
         raise _Failure(str(error), _NO_STORE) from error
+    except ResolutionError as error:
+        raise _Failure(str(error), _USAGE) from error
     except SingleflightError as error:
         raise _Failure(str(error), _UNKNOWN) from error
 

@@ -6,12 +6,11 @@ message and a result there is only the size.
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from celery_singleflight.claims import Outcome
+from celery_singleflight.doubts import Origin, Uncertainty, why_uncertain, why_waits_for_word
+from celery_singleflight.reasons import told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,17 +29,6 @@ __all__ = (
     "why_of",
     "why_of_lock",
 )
-
-#: Reasons that name the trigger by which another has ended.
-_BY_ANOTHER: Final = {
-    "answered": "answered from the outcome of {}",
-    "coalesced": "it has the outcome of {}",
-    "replaced": "by {}",
-}
-#: Longest text of a reason that is shown.
-_LONGEST: Final = 200
-_WORDS: Final = re.compile(r"[\w ]{0,200}")
-_TYPE: Final = re.compile(r"[A-Za-z_]\w*(?=\()")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +115,8 @@ class Counts:
     #: Triggers whose message is in the store, and how many of them the sweeper is to look at by now.
     in_custody: int
     due: int
+    #: How many of them wait until somebody knows what a run has done that died.
+    waiting_for_word: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +146,7 @@ class Ending:
         outcome = record["outcome"]
         if not outcome:
             return None
-        reason, task_id, worker = _told(outcome, record["reason"] or "")
+        reason, task_id, worker = told(outcome, record["reason"] or "")
         ended = max(now - int(record["ended_ms"] or now), 0) / 1000
         return cls(outcome, reason, task_id, worker, ended, bool(record["settled"]), record["body_bytes"])
 
@@ -169,7 +159,7 @@ class Trigger:
     lock_name: str
     lock_key: str | None
     execution_key: str | None
-    #: "running", "expired", "in line", "following", "in custody", "with the broker" or "ended".
+    #: "running", "expired", "uncertain", "waits for word", "in line", "following", "in custody", "with the broker" or "ended".
     state: str
     #: How many are before it in line; None when it is not there.
     place: int | None
@@ -182,6 +172,12 @@ class Trigger:
     next_attention: float | None
     kept_for: float
     ending: Ending | None
+    #: Of its execution, if nobody knows what a run of that has done.
+    uncertain: Uncertainty | None
+    #: None as long as it has not run.
+    origin: Origin | None
+    #: Whether another payload under its explicit execution key is refused.
+    is_payload_compared: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +247,12 @@ def why_of(trigger: Trigger) -> str:
         ending = trigger.ending
         reason = f": {ending.reason}" if ending.reason else ""
         rest = "" if ending.is_settled else "; Celery has not sent all that follows yet"
-        return f"it has ended {ending.ended_ago:.1f} s ago, {ending.outcome}{reason}{rest}"
+        unsure = f". Of its execution: {why_uncertain(trigger.uncertain)}" if trigger.uncertain else ""
+        return f"it has ended {ending.ended_ago:.1f} s ago, {ending.outcome}{reason}{rest}{unsure}"
+    if trigger.state == "waits for word":
+        return why_waits_for_word(trigger.uncertain, trigger.next_attention)
+    if trigger.uncertain:
+        return why_uncertain(trigger.uncertain)
     if trigger.state in _WHY:
         return _WHY[trigger.state].format(trigger)
     if trigger.message_bytes == 0:
@@ -259,31 +260,3 @@ def why_of(trigger: Trigger) -> str:
     when = "by now" if (trigger.next_attention or 0) <= 0 else f"in {trigger.next_attention:.1f} s"
     left = "its run has died" if trigger.state == "expired" else "its last run gave it back"
     return f"{left}; the sweeper of a worker is to publish it again {when}"
-
-
-def _told(outcome: str, reason: str) -> tuple[str, str | None, str | None]:
-    """Return the reason of an outcome as it may be shown, and the blocker that it names."""
-    try:
-        parts = json.loads(reason or "[]")
-    except ValueError:
-        return _plain(outcome, reason), None, None
-    if not isinstance(parts, list) or not parts:
-        return "", None, None
-    if len(parts) == 5:
-        what, task_id, worker, number, remaining = parts
-        if what == "died":
-            return f"{number} of its runs died with their process, the last on {worker or 'unknown'}", None, None
-        held = f"the {what} was held by {task_id or 'unknown'} on {worker or 'unknown'}"
-        return f"{held} for {number / 1000:.1f} s, {remaining / 1000:.1f} s left", task_id, worker
-    by_another = _BY_ANOTHER.get(str(parts[0])) if len(parts) == 2 else None
-    if by_another:
-        return by_another.format(parts[1] or "unknown"), parts[1], None
-    return _plain(outcome, str(parts[0])), None, None
-
-
-def _plain(outcome: str, text: str) -> str:
-    """Return a text as it may be shown: the repr of an error may quote what the task was called with."""
-    if outcome == Outcome.FAILED and not _WORDS.fullmatch(text):
-        named = _TYPE.match(text)
-        return f"{named[0]}(…)" if named else "…"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -1,4 +1,4 @@
-"""What an operator asks the store: who holds what, why does a trigger not run; and the one thing he may change.
+"""What an operator asks the store: who holds what, why does a trigger not run; and releasing a holder.
 
 This is the only place that asks a server which keys there are, by SCAN.
 """
@@ -6,14 +6,17 @@ This is the only place that asks a server which keys there are, by SCAN.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from heapq import nlargest
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from celery_singleflight.asking import ask_workers, is_worker
+from celery_singleflight.asking import signs_of
 from celery_singleflight.claims import Record
 from celery_singleflight.connection import ClientConnections
 from celery_singleflight.coordination import coordination
+from celery_singleflight.doubting import Doubting
+from celery_singleflight.doubts import Origin, why_uncertain
 from celery_singleflight.findings import (
     Counts,
     Ending,
@@ -22,14 +25,13 @@ from celery_singleflight.findings import (
     Lock,
     Locks,
     Release,
-    Signs,
     Trigger,
     Turns,
     why_of,
     why_of_lock,
 )
 from celery_singleflight.keys import AsNamed, LockKey, bounded
-from celery_singleflight.reading import EXAMINED, Reading, as_text, glob
+from celery_singleflight.reading import EXAMINED, as_text, glob
 from celery_singleflight.script import Value, load
 from celery_singleflight.servers import client_beside
 
@@ -54,7 +56,7 @@ def inspecting(app: Celery) -> Iterator[Inspection]:
         yield Inspection(app, client)
 
 
-class Inspection(Reading):
+class Inspection(Doubting):
     """A look at the store of an app."""
 
     def locks(self, lock_name: str | None = None, *, limit: int) -> Locks:
@@ -123,7 +125,7 @@ class Inspection(Reading):
     def _explain_lock(self, lock_key: LockKey, limit: int) -> Explanation:
         now = self.now()
         lock = self._lock(lock_key, now)
-        signs = self._signs(lock)
+        signs = signs_of(self.app, lock)
         here = (lock_key.text, None)
         wait = self.client.zrange(self.keys.lock(lock_key).line, 0, limit - 1)
         due = [member for member in self.client.zrange(self.keys.due(lock_key.name), 0, limit - 1) if member not in wait]
@@ -175,8 +177,8 @@ class Inspection(Reading):
     def _with_lock(self, kind: str, key: str, trigger: Trigger, text: str | None) -> Explanation:
         lock_key = self.find_lock(text) if text else None
         lock = self._lock(lock_key, self.now()) if lock_key else None
-        signs = self._signs(lock) if lock else []
-        why = why_of(trigger)
+        signs = signs_of(self.app, lock) if lock else []
+        why = why_uncertain(trigger.uncertain) if kind == "execution key" and trigger.uncertain else why_of(trigger)
         if trigger.state == "with the broker" and lock and lock.holders:
             why = f"{why}. Of {text}: {why_of_lock(lock, signs)}"
         return Explanation(kind, key, why, lock, signs, [trigger], [], None)
@@ -207,13 +209,27 @@ class Inspection(Reading):
         if own is None:
             return None
         # Another trigger may run, or have run, the execution.
+        uncertain = (
+            self.uncertainty_of(names["execution"], run, record.lock_key.name, record.execution_key, now) if run else None
+        )
         run = run if run is not None and (names["execution"] == names["trigger"] or run["task_id"] == record.task_id) else own
         place, message_bytes = self._waits(record, own) if own["parked"] else (None, own["message_bytes"])
-        ending = Ending.of_record(own, now) or (Ending.of_record(run, now) if run["outcome"] else None)
+        ending, its = Ending.of_record(own, now), Ending.of_record(run, now)
+        if ending and its and ending.blocker_task_id == record.task_id:
+            ending = replace(
+                ending, reason=its.reason, blocker_task_id=None
+            )  # it was answered from what somebody knew of its run
+        ending = ending or its
         if ending:
             state = "ended"
+        elif run["owner"] and int(run["until_ms"] or 0) > now:
+            state = "running"
+        elif uncertain and run["attempt"]:
+            state = "uncertain"
+        elif own["awaiting"] and message_bytes:
+            state = "waits for word"
         elif run["owner"]:
-            state = "running" if int(run["until_ms"] or 0) > now else "expired"
+            state = "expired"
         elif own["parked"] and message_bytes:
             state = "following" if place is None else "in line"
         else:
@@ -222,7 +238,7 @@ class Inspection(Reading):
         return Trigger(
             task_id=record.task_id,
             lock_name=record.lock_key.name,
-            lock_key=own["parked"] or run["lock_key"] or own["lock_key"],
+            lock_key=own["parked"] or own["awaits_at"] or run["lock_key"] or own["lock_key"],
             execution_key=record.execution_key,
             state=state,
             place=place,
@@ -234,6 +250,9 @@ class Inspection(Reading):
             next_attention=None if due is None else (due - now) / 1000,
             kept_for=max(own["left_ms"], 0) / 1000,
             ending=ending,
+            uncertain=uncertain,
+            origin=Origin.of_record(run),
+            is_payload_compared=bool(run["payload"]),
         )
 
     def _waits(self, record: Record, own: dict[str, Any]) -> tuple[int | None, int]:
@@ -246,32 +265,8 @@ class Inspection(Reading):
         due = self.keys.due(lock_name)
         in_custody, overdue = self.many([("zcard", due), ("zcount", due, "-inf", now)])
         waiting = [r for r in records.values() if not (r["outcome"] or r["owner"] or r["message_bytes"] or r["parked"])]
-        return Counts(lock_name, len(waiting), len(records), is_complete, in_custody, overdue)
-
-    def _signs(self, lock: Lock) -> list[Signs]:
-        workers = sorted({holder.worker for holder in lock.holders if is_worker(holder)})
-        active = ask_workers(self.app, workers) if workers else None
-        ttl = self._lease_ttl(lock.lock_name)
-        signs = []
-        for holder in lock.holders:
-            is_asked = active is not None and is_worker(holder)
-            ids = active.get(holder.worker) if active is not None else None
-            renewed = ttl - holder.remaining if ttl and is_worker(holder) and holder.state != "ended" else None
-            signs.append(
-                Signs(
-                    lease_is_live=holder.state == "live",
-                    renewed_ago=None if renewed is None else max(renewed, 0.0),
-                    worker_answers=ids is not None if is_asked else None,
-                    worker_runs_it=holder.task_id in ids if ids is not None else None,
-                )
-            )
-        return signs
-
-    def _lease_ttl(self, lock_name: str | None) -> float | None:
-        """Return the lease TTL of the tasks of a lock name, if this app has some and they agree."""
-        bindings = [binding for task in self.app.tasks.values() if (binding := getattr(task, "_binding", None))]
-        ttls = {b.options.lease_ttl for b in bindings if (b.options.lock_name or b.name) == lock_name}
-        return ttls.pop() if len(ttls) == 1 else None
+        await_word = sum(bool(r["awaiting"] and r["message_bytes"] and not r["outcome"]) for r in records.values())
+        return Counts(lock_name, len(waiting), len(records), is_complete, in_custody, overdue, await_word)
 
     def _lock_key_it_waits_for(self, trigger: Trigger) -> str | None:
         """Return the lock key that the result backend names: the exception of a trigger that waits is a `Contended`."""

@@ -30,6 +30,7 @@ _BATCH: Final = 500
 _FIELDS: Final = (
     *("owner", "until_ms", "attempt", "task_id", "lock_key", "handouts", "died", "released"),
     *("outcome", "reason", "ended_ms", "settled", "parked"),
+    *("unsure", "worker", "task", "run", "generation", "run_generation", "origin", "payload", "awaiting", "awaits_at"),
 )
 _NAME: Final = re.compile(r"(\{.*?\}:\d+:)([a-z]+):(.*)", re.DOTALL)
 #: With what the scope of a lock key begins, or the digest that stands for it.

@@ -9,9 +9,10 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from celery_singleflight.doubts import Origin, Resolved, Uncertain, Uncertainty
     from celery_singleflight.findings import Explanation, Holder, Lock, Locks, Release, Signs, Trigger, Turns
 
-__all__ = ("Paper", "show_explanation", "show_locks", "show_release")
+__all__ = ("Paper", "show_explanation", "show_locks", "show_release", "show_resolved", "show_uncertain")
 
 
 class Paper:
@@ -69,9 +70,16 @@ def show_locks(found: Locks, paper: Paper) -> None:
     if found.lock_names:
         paper.say("")
         rows = [
-            (c.lock_name, _count(c.with_broker, is_all=c.is_complete), str(c.in_custody), str(c.due)) for c in found.lock_names
+            (
+                c.lock_name,
+                _count(c.with_broker, is_all=c.is_complete),
+                str(c.in_custody),
+                str(c.due),
+                _count(c.waiting_for_word, is_all=c.is_complete),
+            )
+            for c in found.lock_names
         ]
-        paper.table(("LOCK NAME", "WITH THE BROKER", "IN CUSTODY", "DUE"), rows)
+        paper.table(("LOCK NAME", "WITH THE BROKER", "IN CUSTODY", "DUE", "WAITING FOR WORD"), rows)
 
 
 def show_explanation(found: Explanation, paper: Paper) -> None:
@@ -102,13 +110,51 @@ def show_explanation(found: Explanation, paper: Paper) -> None:
                 "REASON",
             )
             paper.table(heads, [_trigger(trigger) for trigger in triggers])
+            if found.kind != "lock key":
+                _say_more(triggers[0], paper)
     if found.counts:
         c = found.counts
+        with_broker, waiting = (_count(number, is_all=c.is_complete) for number in (c.with_broker, c.waiting_for_word))
         paper.say("")
         paper.say(
-            f"of {c.lock_name}, whichever the lock key: {_count(c.with_broker, is_all=c.is_complete)} triggers with the "
-            f"broker, {c.in_custody} in custody, {c.due} of them due"
+            f"of {c.lock_name}, whichever the lock key: {with_broker} triggers with the broker, {c.in_custody} in custody, "
+            f"{c.due} of them due, {waiting} of them waiting for word"
         )
+
+
+def _say_more(trigger: Trigger, paper: Paper) -> None:
+    if trigger.origin:
+        compared = "; its payload is compared" if trigger.is_payload_compared else ""
+        paper.say(f"comes from: {_origin(trigger.origin)}{compared}")
+    if trigger.uncertain:
+        paper.say("")
+        paper.say("what its execution has done is uncertain")
+        paper.table(_UNCERTAINTY, [_uncertainty(trigger.uncertain)])
+
+
+def show_uncertain(found: Uncertain, paper: Paper) -> None:
+    """Show what `uncertain` found."""
+    if not found.executions:
+        paper.say("No execution is uncertain.")
+        return
+    paper.table(_UNCERTAINTY, [_uncertainty(one) for one in found.executions])
+    if found.left_out:
+        paper.say(f"and {found.left_out} more, beyond --limit")
+    paper.say("")
+    paper.say(
+        "Who knows says so: celery -A proj singleflight resolve EXECUTION_KEY succeeded|failed|rerun, or TRIGGER --task-id"
+    )
+
+
+def show_resolved(found: Resolved, paper: Paper) -> None:
+    """Show what `resolve` has done."""
+    if not found.is_resolved:
+        click.echo(f"Refused: {found.why}", err=True)
+        return
+    said = "is to run again" if found.outcome == "rerun" else f"is taken for {found.outcome}"
+    asks = {0: "no trigger waits for it", 1: "1 trigger that waits for it asks again"}
+    after = asks.get(found.waiting, f"{found.waiting} triggers that wait for it ask again")
+    paper.say(f"{found.execution_key or found.task_id} of {found.task} {said}; {after}")
 
 
 def show_release(found: Release, paper: Paper) -> None:
@@ -154,6 +200,27 @@ def _trigger(trigger: Trigger) -> tuple[str, ...]:
         f"{ending.outcome}, {_seconds(ending.ended_ago)} ago" if ending else "-",
         ending.reason or "-" if ending else "-",
     )
+
+
+_UNCERTAINTY: Final = ("EXECUTION KEY", "TASK", "TRIGGER", "WORKER", "SINCE", "WAITING", "TRIES", "NEXT TRY")
+
+
+def _uncertainty(doubt: Uncertainty) -> tuple[str, ...]:
+    return (
+        doubt.execution_key or "-",
+        doubt.task or f"one of {doubt.lock_name}",
+        doubt.task_id or "-",
+        doubt.worker or "-",
+        _seconds(doubt.age),
+        str(doubt.waiting),
+        str(doubt.tries),
+        _seconds(doubt.next_try) if doubt.asked_by is None else f"now, on {doubt.asked_by or 'unknown'}",
+    )
+
+
+def _origin(origin: Origin) -> str:
+    again = ", delivered again" if origin.is_redelivered else ""
+    return origin.source + (f", for {origin.scheduled}" if origin.scheduled else "") + again
 
 
 def _waiting(lock: Lock) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import uncertain_app
 from aftermath import assert_nothing_is_left, delete_queue, kill_child, kill_worker, messages_with, queue_on_rabbitmq
 from celery import chain, chord, states
+from celery.bin.base import CLIContext
 from celery.exceptions import TimeLimitExceeded
+from click.testing import CliRunner
 from nodes import redis_settings, wait_until
 from uncertain_app import let_bank_answer
 
-from celery_singleflight import ExecutionUncertain, resolve
+from celery_singleflight import ExecutionUncertain, commands, resolve
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +60,30 @@ def test_twenty_later_triggers_do_not_charge_and_all_get_what_a_person_says(plac
     assert charges(place, key) == 1
     for result in (first, *later):
         assert_nothing_is_left(place, result.id, key)
+
+
+def operator(place, *arguments):
+    obj = CLIContext(app=place.app, no_color=True, workdir=None)
+    said = CliRunner().invoke(commands.singleflight, [*arguments, "--json"], obj=obj)
+    assert said.exit_code == 0, said.output
+    return json.loads(said.stdout)
+
+
+def test_an_operator_sees_what_is_uncertain_and_says_what_it_has_done(place, key):
+    first = place.task("charge").delay(key)
+    held(place, first)
+    later = place.task("charge").delay(key)
+    held(place, later)
+
+    found = operator(place, "uncertain", "--name", "protected_app.charge")["executions"]
+    (one,) = [one for one in found if one["execution_key"] == f"pay:{key}"]
+    assert (one["task_id"], one["task"], one["waiting"]) == (first.id, "protected_app.charge", 2)
+    states_of = [operator(place, "explain", result.id)["triggers"][0]["state"] for result in (first, later)]
+    assert states_of == ["uncertain", "waits for word"]
+
+    assert operator(place, "resolve", f"pay:{key}", "succeeded", "--result", '"charged"')["waiting"] == 2
+    assert {first.get(timeout=20), later.get(timeout=20)} == {"charged"}
+    assert charges(place, key) == 1
 
 
 def test_twenty_later_triggers_wait_for_the_reconciler_and_all_get_what_it_finds(place, key):

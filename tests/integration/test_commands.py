@@ -198,6 +198,7 @@ def test_a_cluster_is_searched_and_released_on_all_its_nodes(start_place, valkey
             assert keyspace.live(coordination.coordination(place.app).store.keys.lock(lease.key).lease) == {}
     keyspace.close()
     assert ask(place, "locks")["locks"] == []
+    assert ask(place, "uncertain")["executions"] == []
 
 
 @pytest.fixture
@@ -239,7 +240,9 @@ def test_commands_never_ask_for_all_keys_at_once(place, key):
     store = redis.Redis.from_url(place.app.conf.singleflight_url)
     store.config_resetstat()
     run(place, "locks")
+    run(place, "uncertain")
     run(place, "explain", f"no-such-{key}")
+    run(place, "resolve", f"no-such-{key}", "rerun")
     called = store.info("commandstats")
     assert "cmdstat_keys" not in called
     assert "cmdstat_scan" in called

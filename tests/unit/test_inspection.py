@@ -14,7 +14,7 @@ from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
-from celery_singleflight import commands, findings, lock, showing
+from celery_singleflight import commands, doubts, findings, lock, showing
 from celery_singleflight.claims import Acquired, Claim, Encoded, Ended, Finished, Held, Outcome, Record
 from celery_singleflight.findings import Turns
 from celery_singleflight.inspection import _RELEASE, inspecting
@@ -100,7 +100,7 @@ class Desk:
 def answers(monkeypatch):
     """What workers say when they are asked: which triggers they run."""
     answers = {}
-    monkeypatch.setattr("celery_singleflight.inspection.ask_workers", lambda app, workers: answers)
+    monkeypatch.setattr("celery_singleflight.asking.ask_workers", lambda app, workers: answers)
     return answers
 
 
@@ -175,7 +175,15 @@ def test_a_trigger_that_waits_has_a_turn_and_is_counted_by_its_lock_name(desk):
     found = desk.ask("locks")
     assert found["locks"][0]["turns"]["next_turn"] > 0
     assert found["lock_names"] == [
-        {"lock_name": "billing", "with_broker": 2, "examined": 3, "is_complete": True, "in_custody": 1, "due": 0}
+        {
+            "lock_name": "billing",
+            "with_broker": 2,
+            "examined": 3,
+            "is_complete": True,
+            "in_custody": 1,
+            "due": 0,
+            "waiting_for_word": 0,
+        }
     ]
 
 
@@ -397,7 +405,9 @@ def test_an_unknown_execution_key_and_an_unknown_lock_key_to_release_are_refused
     assert desk.run("release", "nothing", "--token", 1).exit_code == 1
 
 
-@pytest.mark.parametrize("command", [["locks"], ["explain", "x"], ["release", "x", "--token", "1"]])
+@pytest.mark.parametrize(
+    "command", [["locks"], ["explain", "x"], ["uncertain"], ["resolve", "x", "rerun"], ["release", "x", "--token", "1"]]
+)
 def test_a_store_that_is_away_is_one_line_and_exit_code_2(command):
     app = Celery("away", set_as_current=False)
     app.conf.singleflight_url = "redis://:hidden@127.0.0.1:1/0"
@@ -617,7 +627,8 @@ def test_turns_tell_about_how_many_wait(hold_ms, next_ms, turns):
 
 # The documents, as docs/reference/commands.md has them.
 
-DOCUMENTS = [getattr(findings, name) for name in findings.__all__ if dataclasses.is_dataclass(getattr(findings, name))]
+NAMED = [getattr(module, name) for module in (findings, doubts) for name in module.__all__]
+DOCUMENTS = [document for document in NAMED if dataclasses.is_dataclass(document)]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.__name__)
