@@ -105,8 +105,8 @@ def resolve(context: click.Context, /, key: str, outcome: Any, *, task_id: bool,
     """Say what the run has done of the execution KEY, a run that died after its body began.
 
     KEY is an explicit execution key, or with --task-id the id of a trigger. The triggers that wait for it ask again within a
-    second or two: they get the result or the failure, or one of them runs. A failure is that of the trigger whose run it was,
-    and the others run, unless the task's failure_policy is "keep".
+    second or two: they get the result, or one of them runs. A failure is that of the trigger whose run it was, and one of the
+    others runs; under the failure_policy "keep" it is that of all.
     """
     if said["result"] is not None:
         if outcome != "succeeded":
