@@ -69,7 +69,7 @@ class Doubting(Reading):
         The execution is that of the explicit execution key, or of the task id. The task is found if none is named. Raises
         `UnknownKey`, `Ambiguous`, `ResolutionError` for a result where there is none to be, and `StoreUnavailable`.
         """
-        task = self._task_of(key, task, is_task_id=is_task_id)
+        task, key = self._meant(key, task, is_task_id=is_task_id)
         task_id, execution_key = (key, None) if is_task_id else (None, key)
         found = Resolved(
             is_resolved=True,
@@ -122,8 +122,8 @@ class Doubting(Reading):
             ]
         return doubtful
 
-    def _task_of(self, key: str, task: str | None, *, is_task_id: bool) -> str:
-        """Return the name of the task whose execution has that key."""
+    def _meant(self, key: str, task: str | None, *, is_task_id: bool) -> tuple[str, str]:
+        """Return the name of the task whose execution has that key, and the key as the store has it."""
         kind = "trigger" if is_task_id else "execution"
         lock_names = {binding.name: binding.options.lock_name or binding.name for binding in bindings_of(self.app)}
         if task is not None and task not in lock_names:
@@ -145,7 +145,7 @@ class Doubting(Reading):
                 fitting |= {its} if its else {each for each, lock_name in lock_names.items() if lock_name == of}
         if len(fitting) != 1:
             raise Ambiguous(f"expected the name of the task of {key} as --task{_of(fitting)}")
-        return str(*fitting)
+        return str(*fitting), self.key_in(names[0], key)
 
     def _check_that_it_is_the_key(self, task_id: str, lock_name: str) -> None:
         explicit = self.record_of(LockKey(lock_name, ""), task_id).execution_key

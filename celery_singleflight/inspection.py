@@ -168,8 +168,8 @@ class Inspection(Doubting):
         record = self.records([names[0].whole])[names[0].whole] if names else None
         if record is None:
             raise self.unknown(execution_key, "an execution key that the store remembers", "execution")
-        lock_name = self.lock_name_in(names[0]) or ""
-        trigger = self._trigger(Record(LockKey(lock_name, ""), record["task_id"] or "", execution_key), self.now())
+        lock_key, key = LockKey(self.lock_name_in(names[0]) or "", ""), self.key_in(names[0], execution_key)
+        trigger = self._trigger(Record(lock_key, record["task_id"] or "", key), self.now())
         if trigger is None:
             raise self.unknown(execution_key, "an execution key that the store remembers", "execution")
         return self._with_lock("execution key", execution_key, trigger, trigger.lock_key)

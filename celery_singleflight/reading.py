@@ -75,9 +75,14 @@ class Reading:
     def named(self, kind: str, key: str) -> list[Name]:
         """Return the names of records of that trigger or execution: where the app's lock names say, else wherever they are."""
         make = getattr(self.keys, kind)
-        names = [_taken_apart(make(name, key)) for name in sorted(lock_names(self.app))]
+        wholes = [make(name, each) for name in sorted(lock_names(self.app)) for each in (key, AsNamed(key))]
+        names = [_taken_apart(whole) for whole in dict.fromkeys(wholes)]
         found = [name for name, n in zip(names, self.many([("exists", name.whole) for name in names]), strict=True) if n]
         return found or list(islice(self.scan(f"{{*}}:*:{kind}:*:{glob(bounded(key))}"), 1))
+
+    def key_in(self, name: Name, key: str) -> str:
+        """Return that key as `name` has it: an operator may have given a long one as a command shows it."""
+        return key if getattr(self.keys, name.kind)(self.lock_name_in(name) or "", key) == name.whole else AsNamed(key)
 
     def record_of(self, lock_key: LockKey, task_id: str) -> Record:
         """Return where a trigger is recorded, with its execution key if it has an explicit one."""

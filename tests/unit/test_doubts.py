@@ -221,7 +221,7 @@ def test_the_trigger_whose_run_died_and_its_execution_are_uncertain_and_say_what
 
 
 def test_a_later_trigger_waits_for_word(place):
-    task = paying(place)
+    task = paying(place, lock_on=("invoice",))
     first, later = wait_for_word(place, task, 7)
     why, trigger = explained(place, later.id)
     assert why.startswith(f"it waits for word, and the store has its message: nobody knows what the run of {first.id} ")
@@ -408,6 +408,19 @@ def test_of_two_executions_with_one_key_the_tasks_name_tells_which(place):
     assert run(place, "resolve", "invoice:7", "rerun").exit_code == 2
     assert ask(place, "resolve", "invoice:7", "rerun", "--task", "two")["task"] == "two"
     assert [one["task"] for one in ask(place, "uncertain")["executions"]] == ["one"]
+
+
+@pytest.mark.parametrize("length", [199, 200, 201, 300])
+@pytest.mark.parametrize("is_as_shown", [True, False])
+def test_a_long_key_may_be_given_as_it_is_or_as_it_is_shown(place, length, is_as_shown):
+    invoice = "x" * (length - len("invoice:"))
+    result, _ = die(place, paying(place), invoice)
+    (one,) = ask(place, "uncertain")["executions"]
+    assert len(one["execution_key"]) == min(length, 200)
+    key = one["execution_key"] if is_as_shown else f"invoice:{invoice}"
+    assert explained(place, key, "--execution-key")[1]["uncertain"]["task_id"] == result.id
+    assert run(place, "resolve", key, "rerun").exit_code == 0
+    assert ask(place, "uncertain")["executions"] == []
 
 
 # How it is said.
