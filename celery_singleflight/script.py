@@ -1,8 +1,10 @@
 """The Lua loader: what a script's header declares is what runs.
 
-A header names the script's KEYS, ARGV and replies, and the files of `scripts/shared` whose functions it uses. From it come the
-Lua locals of the body, the names by which Python must call the script, and the types of its replies, so a header that no longer
-matches its body breaks the first test.
+A header names the script's KEYS, ARGV and replies. From it come the Lua locals of the body, the names by which Python must call
+the script, and the types of its replies, so a header that no longer matches its body breaks the first test.
+
+A line `-- Uses time, holders.` stands for those files of `scripts/shared`. Their functions are made anew by each call that gets
+so far, so a body has such a line only where it needs them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ __all__ = ("Script", "Value", "load")
 Value = str | int | bytes
 
 _INPUT: Final = re.compile(r"^-- (KEYS|ARGV)\[(\d+|\*)\] (\w+)")
-_USES: Final = re.compile(r"^-- Uses ([a-z]+(?:, [a-z]+)*)\.$", re.MULTILINE)
+_USES: Final = re.compile(r"^ *-- Uses ([a-z]+(?:, [a-z]+)*)\.$", re.MULTILINE)
 _REPLY: Final = re.compile(r'^-- (?:Returns|     or) \{"(\w+)"((?:, \w+)*)\}')
 
 
@@ -47,9 +49,7 @@ class Script:
             for line in header
             if (match := _REPLY.match(line))
         }
-        uses = _USES.search(text)
-        shared = "".join(_read(f"shared/{used}") for used in uses[1].split(", ")) if uses else ""
-        self.source = _locals(self.keys, self.values, many=self.many) + shared + text
+        self.source = _locals(self.keys, self.values, many=self.many) + _USES.sub(_shared, text)
         self.sha = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     def arguments(self, named: Mapping[str, Value]) -> list[Value]:
@@ -93,6 +93,10 @@ def load(name: str) -> Script:
 
 def _read(name: str) -> str:
     return (files(__package__) / "scripts" / f"{name}.lua").read_text(encoding="utf-8")
+
+
+def _shared(uses: re.Match[str]) -> str:
+    return "".join(_read(f"shared/{used}") for used in uses[1].split(", "))
 
 
 def _named(script: str, inputs: Sequence[re.Match[str]], kind: str) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 -- One decision over everything that belongs together: does this copy of the message still count, has the trigger or its
 -- execution ended already, is its execution under way somewhere, is a place free, and who is next?
 --
--- Uses time, holders, waiting, parking, places, uncertain, awaiting.
+-- Uses time, taking.
 --
 -- KEYS[1] lease       hash: owner token -> who holds the lock key; see shared/holders.lua
 -- KEYS[2] fence       string: the last fencing token
@@ -70,6 +70,17 @@
 --         the store has the trigger's message until somebody knows; "again" when it had it before; "told", it has not
 -- where calls are the messages of those who are next, to be published now: see shared/waiting.lua.
 
+if on_held ~= 'coalesce' and ticket == '' and unsure_as == '' and
+   redis.call('EXISTS', execution, trigger, lease, parked) == 0 then
+  -- Nothing is known of it, and it meets nobody.
+  local ends = now + ttl_ms
+  local token, group = take_lease(ends, nil, true)
+  begin_run(now, ends, token, run, 1, group, true)
+  return acquired(token, run, 1, '')
+end
+
+-- Uses holders, waiting, parking, places, uncertain, awaiting.
+
 local holder, until_ms, since_ms, token, run_id, attempts, runs, on, runs_generation, done, newest, counts, settled, by,
   ended_ms, died, by_task, has_run, group, unsure = unpack(
   redis.call('HMGET', execution, 'owner', 'until_ms', 'since_ms', 'fence', 'run', 'attempt', 'task_id', 'worker',
@@ -84,8 +95,7 @@ local is_running = holder and holder ~= '' and tonumber(until_ms) > now
 
 if is_running and holder == owner then
   -- Asked again, because the reply was lost.
-  local what = unsure and told(doubt_of(unsure)) or ''
-  return table.concat({'acquired', token, run_id, tonumber(attempts), what, ''}, '\n')
+  return acquired(token, run_id, attempts, unsure and told(doubt_of(unsure)) or '')
 end
 
 if task ~= '' and by_task then
@@ -261,7 +271,7 @@ if has_died and runs == task_id and tonumber(runs_generation) == ours then
     redis.call('HSET', trigger, 'died', died)
   end
 end
-if deaths ~= '' and died >= tonumber(deaths) then
+if died > 0 and deaths ~= '' and died >= tonumber(deaths) then
   if separate and runs == task_id and unsure_as ~= 'hold' then
     if doubt then
       end_doubt()
@@ -325,26 +335,12 @@ else
     redis.call('HDEL', lease, unpack(expired))
   end
   mine = {since = now, ends = now + tonumber(ttl_ms)}
-  token = clock[1] * 1000000 + clock[2]
-  local last = tonumber(redis.call('SET', fence, text(token), 'PX', 86400000, 'GET')) or 0
-  if last >= token then
-    token = last + 1
-    redis.call('SET', fence, text(token), 'PX', 86400000)
-  end
-  token = text(token)
   leave_place_in_line()
-  group = about and about.group or (group ~= '' and group) or token
-  redis.call('HSET', lease, owner,
-             table.concat({text(mine.ends), text(now), token, worker, group, digest or '', task_id}, '\n'))
+  token, group = take_lease(mine.ends, about and about.group or group, holders == 0)
   local replaces = is_waited_for and redis.call('HGET', pace, 'replaces')
   if replaces and replaces ~= member and redis.call('ZSCORE', line, replaces) then
     -- It was called before that one came, which waits for it to stop.
     redis.call('HSET', pace, 'stop', token, 'stop_by', string.match(replaces, '^[^\n]*'))
-  end
-  if holders > 0 then
-    keep(lease, tonumber(ttl_ms) + 60000)
-  else
-    redis.call('PEXPIRE', lease, text(ttl_ms + 60000))
   end
 end
 
@@ -354,65 +350,31 @@ if outcome then
 end
 run_id = run_id or run
 attempts = (tonumber(attempts) or 0) + 1
-local record = {'owner', owner, 'until_ms', text(mine.ends), 'since_ms', text(mine.since), 'fence', token, 'run', run_id,
-                'attempt', attempts, 'task_id', task_id, 'worker', worker, 'lock_key', lock_key, 'run_generation', generation}
-local function note(field, value)
-  record[#record + 1] = field
-  record[#record + 1] = value
-end
-if task ~= '' then
-  note('task', task)
-end
-if payload ~= '' then
-  note('payload', payload)
-end
-if origin then
-  note('origin', origin)
+begin_run(mine.since, mine.ends, token, run_id, attempts, group or '', attempts == 1 and not newest)
+if unsure_as == 'hold' then
+  keep(execution, HELD_MS)
 end
 if doubt then
   doubt.of = ''
-  note('unsure', line_of(doubt))
+  redis.call('HSET', execution, 'unsure', line_of(doubt))
   redis.call('HDEL', execution, 'awaits:' .. task_id)
 end
-if separate then
-  remember('has_run', '1', 'group', group or '')
-  if is_kept then
-    redis.call('HSET', trigger, 'message', message)
-  end
-else
-  note('generation', generation)
-  note('copy', copy)
-  note('group', group or '')
-  if is_kept then
-    note('message', message)
-  end
-end
-redis.call('HSET', execution, unpack(record))
 if newest or about or outcome then
   redis.call('HDEL', trigger, 'handouts', 'left_by', 'died', 'parked', 'member', 'awaiting', 'awaits_at', 'waits_since')
 end
 if died > 0 then
   redis.call('HSET', trigger, 'died', died)
 end
-if is_kept then
-  redis.call('ZADD', due, text(mine.ends), member)
-elseif about then
-  redis.call('ZREM', due, member)
-elseif doubt then
-  leave_message()
-end
-lives = tonumber(ttl_ms) + (separate and tonumber(keep_ms) or lives) + 60000
-if unsure_as == 'hold' then
-  lives = math.max(lives, HELD_MS)
-end
-if attempts > 1 or newest then
-  keep(execution, lives)
-else
-  redis.call('PEXPIRE', execution, text(lives))
+if not is_kept then
+  if about then
+    redis.call('ZREM', due, member)
+  elseif doubt then
+    leave_message()
+  end
 end
 leave_line()
 local what = doubt and told(doubt) or ''
 if #calls > 0 then
   return {'acquired', token, run_id, attempts, what, calls}
 end
-return table.concat({'acquired', token, run_id, attempts, what, ''}, '\n')
+return acquired(token, run_id, attempts, what)

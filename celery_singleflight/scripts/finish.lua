@@ -1,6 +1,6 @@
 -- End a run with its outcome: store it, release the lease, call those who are next.
 --
--- Uses time, holders, waiting, uncertain.
+-- Uses time, holders.
 --
 -- KEYS[1] lease             hash: owner token -> who holds the lock key; see shared/holders.lua
 -- KEYS[2] fence             string: the last fencing token
@@ -67,6 +67,7 @@ if not mine and is_taken() then
 end
 
 if unsure then
+  -- Uses uncertain.
   end_doubt()
 end
 local ended_ms = text(now)
@@ -92,35 +93,40 @@ if execution ~= trigger then
   redis.call('PEXPIRE', execution, keep_ms)
 end
 
-local calls = {}
 if hold_ms ~= '' then
-  leave_place(owner, hold_ms)
+  leave_place(owner, hold_ms, mine)
 end
-if redis.call('EXISTS', pace) == 1 then
-  if hold_ms ~= '' then
-    local old = tonumber(redis.call('HGET', pace, 'hold_ms') or nil)
-    local hold = math.max(now - (tonumber(since_ms or nil) or now), 1)
-    -- One that took very long says little of the next; but the place stays taken for so long each time.
-    hold = math.max(old and math.min(hold, old * 4) or hold, tonumber(hold_ms))
-    hold = old and old * 0.7 + hold * 0.3 or hold
-    redis.call('HSET', pace, 'hold_ms', string.format(hold < 100 and '%.1f' or '%.0f', hold))
-    if redis.call('HGET', pace, 'stop') == token then
-      redis.call('HDEL', pace, 'stop', 'stop_by')
-    end
-  end
-  -- What an outer holder goes on with is its own.
-  local group = hold_ms ~= '' and mine and facts(mine).group or redis.call('HGET', trigger, 'group')
-  end_group(calls, group, member, outcome)
-  local about, parked_message = waiter(member)
-  if about then
-    -- A copy was parked when this run was taken for dead: it waits no longer, and what follows is still to be sent.
-    forget_waiter(member)
-    redis.call('HSET', trigger, 'message', parked_message)
-    redis.call('ZADD', due, text(now + AGAIN_MS), member)
-    end_group(calls, about.group, member, outcome)
-  end
-  call_next(calls, 1)
+if redis.call('EXISTS', pace) == 0 then
+  return 'finished\n'
 end
+
+-- Somebody waits, or has waited lately.
+-- Uses waiting.
+
+if hold_ms ~= '' then
+  local old = tonumber(redis.call('HGET', pace, 'hold_ms') or nil)
+  local hold = math.max(now - (tonumber(since_ms or nil) or now), 1)
+  -- One that took very long says little of the next; but the place stays taken for so long each time.
+  hold = math.max(old and math.min(hold, old * 4) or hold, tonumber(hold_ms))
+  hold = old and old * 0.7 + hold * 0.3 or hold
+  redis.call('HSET', pace, 'hold_ms', string.format(hold < 100 and '%.1f' or '%.0f', hold))
+  if redis.call('HGET', pace, 'stop') == token then
+    redis.call('HDEL', pace, 'stop', 'stop_by')
+  end
+end
+local calls = {}
+-- What an outer holder goes on with is its own.
+local group = hold_ms ~= '' and mine and facts(mine).group or redis.call('HGET', trigger, 'group')
+end_group(calls, group, member, outcome)
+local about, parked_message = waiter(member)
+if about then
+  -- A copy was parked when this run was taken for dead: it waits no longer, and what follows is still to be sent.
+  forget_waiter(member)
+  redis.call('HSET', trigger, 'message', parked_message)
+  redis.call('ZADD', due, text(now + AGAIN_MS), member)
+  end_group(calls, about.group, member, outcome)
+end
+call_next(calls, 1)
 if #calls > 0 then
   return {'finished', calls}
 end

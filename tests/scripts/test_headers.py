@@ -154,9 +154,10 @@ def text_of(name):
 
 
 def shared_by(name):
-    """Return the names of the files that a script uses, as its header has them."""
-    used = re.search(r"^-- Uses ([a-z, ]+)\.$", text_of(name), re.MULTILINE)
-    return used[1].split(", ") if used else []
+    """Return the names of the files that a script uses, in the order in which its body has them."""
+    return [
+        used for names in re.findall(r"^ *-- Uses ([a-z, ]+)\.$", text_of(name), re.MULTILINE) for used in names.split(", ")
+    ]
 
 
 def names_in(*parts):
@@ -708,8 +709,26 @@ def test_what_a_header_uses_is_there_in_the_body(desk):
     assert told.live == 0
 
 
-def test_a_script_runs_with_the_text_of_every_file_that_its_header_uses():
-    assert shared_by("enter") == ["time", "holders", "waiting", "parking", "places", "uncertain", "awaiting"]
+def test_what_a_body_uses_further_down_is_made_by_the_calls_that_get_there(desk):
+    script = Script(
+        "late",
+        "-- Tell the time, if asked for.\n--\n-- KEYS[1] lease\n-- ARGV[1] asked\n--\n"
+        '-- Returns {"told", ms}\n--      or {"quiet", is_there}\n'
+        "local is_there = pcall(function() return text(1) end)\nif asked == '' then return {'quiet', tostring(is_there)} end\n"
+        "-- Uses time.\nreturn {'told', text(now)}",
+    )
+
+    quiet, told = (
+        script.reply(desk.connections.run(script, 1, script.arguments({"lease": "{x}lease", "asked": asked})))
+        for asked in ("", "1")
+    )
+
+    assert quiet.is_there == b"false"
+    assert int(told.ms) <= desk.keyspace.now_ms()
+
+
+def test_a_script_runs_with_the_text_of_every_file_that_it_uses():
+    assert shared_by("enter") == ["time", "taking", "holders", "waiting", "parking", "places", "uncertain", "awaiting"]
     for name in HEADERS:
         assert [used for used in sorted(names_in("shared")) if text_of(f"shared/{used}") in load(name).source] == sorted(
             shared_by(name)

@@ -1,10 +1,5 @@
--- What `enter` does with a trigger of an execution of which nobody knows what its last run has done. Needs `time`, `waiting`,
--- `parking`, `places`, `uncertain` and the keys and values of `enter`.
-
-local payload, unsure_as, delays, origin = '', '', '', nil
-if terms ~= '' then
-  payload, unsure_as, delays, origin = string.match(terms, '^([^\n]*)\n([^\n]*)\n([^\n]*)\n(.*)$')
-end
+-- What `enter` does with a trigger of an execution of which nobody knows what its last run has done. Needs `time`, `taking`,
+-- `waiting`, `parking`, `places`, `uncertain` and the keys and values of `enter`.
 
 -- When to try next to find out, if at all, counted from `since`.
 local function next_try(doubt, since)

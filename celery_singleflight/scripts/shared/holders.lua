@@ -24,21 +24,21 @@ local function holders_now()
 end
 
 -- Release the lease of an owner, who may keep the place for a while after the acquisition. Its outcome is told to whoever waits
--- for it now, so the place goes on without group and payload: nobody may begin to wait for them. Returns its line, if it had one.
-local function leave_place(owner, hold_ms)
-  local line = redis.call('HGET', lease, owner)
+-- for it now, so the place goes on without group and payload: nobody may begin to wait for them. `line` is what the lease says of
+-- the owner, where the caller knows it.
+local function leave_place(owner, hold_ms, line)
+  line = line or redis.call('HGET', lease, owner)
   if line then
-    local holder = facts(line)
-    local ends = holder.since + tonumber(hold_ms)
+    local ends = string.match(line, '^%d+\n(%d+)') + hold_ms
     redis.call('HDEL', lease, owner)
     if ends > now then
+      local holder = facts(line)
       -- The place stays taken, by a name that nobody can renew.
       redis.call('HSET', lease, owner .. ' ended', table.concat(
         {text(ends), text(holder.since), holder.fence, holder.worker, '', '', holder.task}, '\n'))
       redis.call('PEXPIRE', lease, text(math.max(redis.call('PTTL', lease), ends - now + 60000)))
     end
   end
-  return line
 end
 
 -- The outcome of a holder that goes on for a while is told: nobody may begin to wait for it.

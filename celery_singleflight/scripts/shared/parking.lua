@@ -1,19 +1,9 @@
--- What `enter` does with a trigger that has to wait: put its message by, give it a place. Needs `time`, `holders`, `waiting` and
--- the keys and values of `enter`.
+-- What `enter` does with a trigger that has to wait: put its message by, give it a place. Needs `time`, `taking`, `holders`,
+-- `waiting` and the keys and values of `enter`.
 
-local separate = execution ~= trigger
 local ours = tonumber(generation)
 local parks = on_held == 'queue' or on_held == 'coalesce' or on_held == 'replace' or on_held == 'join'
 local calls = {}
-
-local keeps, linger_ms, digest, expires_ms, which, delay_ms, within_ms, merged_with, merged_copy = '', '', '', '', '', '', '', '', ''
-if waits ~= '' then
-  keeps, linger_ms, digest, expires_ms, which, delay_ms, within_ms, merged_with, merged_copy = string.match(
-    waits, '^([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n([^\n]*)\n(.*)\n([^\n]*)$')
-end
-local is_kept = message ~= '' and keeps ~= ''
--- A message that the store keeps is kept for a day at least.
-local lives = math.max(tonumber(keep_ms), message ~= '' and 86400000 or 3600000)
 
 local is_waited_for = redis.call('EXISTS', parked) == 1
 -- What is known of this trigger, when it was parked before; and of it as it is now.
@@ -21,11 +11,6 @@ local before = is_waited_for and waiter(member)
 local about = before
 if about and first_ms == '' then
   first_ms = about.first
-end
-
-local function remember(...)
-  redis.call('HSET', trigger, 'generation', generation, 'copy', copy, ...)
-  keep(trigger, lives)
 end
 
 -- Somebody else has the trigger's message: the store keeps it no longer with its record.

@@ -1,8 +1,9 @@
--- The store's time, and numbers as Redis is to read them.
+-- The store's time, and numbers as texts.
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
+-- A number inside of a text: `..` would round it. One that is an argument by itself goes to the server in full.
 local function text(number)
   return string.format('%.0f', number)
 end
