@@ -14,7 +14,7 @@ from celery_singleflight.keys import LockKey
 from celery_singleflight.script import Script, Value, load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from celery_singleflight.claims import Encoded
     from celery_singleflight.connection import Connections
@@ -39,15 +39,13 @@ _HANDOUT_PAUSE: Final = 10.0
 class Custody:
     """The records of triggers on one server, under one key prefix."""
 
-    __slots__ = ("_connections", "keys", "named", "names")
+    __slots__ = ("_connections", "keys", "names")
 
     def __init__(self, connections: Connections, keys: KeySpace) -> None:
         self._connections = connections
         self.keys = keys
         #: Where a record and its lock key are kept, by the names of the scripts. Asked for at both ends of a run.
         self.names = functools.lru_cache(maxsize=256)(self._make_names)
-        #: The same, as one script wants it.
-        self.named = functools.lru_cache(maxsize=512)(self._make_named)
 
     def conclude(  # noqa: PLR0913, an outcome has many sides
         self,
@@ -74,8 +72,8 @@ class Custody:
         content_type, content_encoding, body = error or ("", "", b"")
         reply = self._run(
             _CONCLUDE,
+            self.names(record),
             {
-                **self.named(_CONCLUDE, record),
                 "owner": owner,
                 "lock_key": record.lock_key.text,
                 "member": record.member,
@@ -122,22 +120,17 @@ class Custody:
 
     def attend(self, lock_key: LockKey) -> list[Handout]:
         """Return the messages of those who wait for a lock key and are next, to be published now."""
-        names = self.keys.lock(lock_key)._asdict()
-        reply = self._run(_ATTEND, {**{name: names[name] for name in _ATTEND.keys}, "lock_key": lock_key.text})
-        return calls_of(reply)
+        return calls_of(self._run(_ATTEND, self.keys.lock(lock_key)._asdict(), {"lock_key": lock_key.text}))
 
     def rescue(self, record: Record) -> Handout | None:
         """Return the message of a trigger whose run has died or whose outcome nobody has passed on, to be published again.
 
         Returns None when there is nothing to do, now or at all. Whatever becomes of the caller, the trigger comes up again.
         """
-        names = self.names(record)
         reply = self._run(
             _RESCUE,
+            self.names(record),
             {
-                "trigger": names["trigger"],
-                "execution": names["execution"],
-                "due": names["due"],
                 "member": record.member,
                 "task_id": record.task_id,
                 "patience_ms": milliseconds(GRACE),
@@ -162,13 +155,11 @@ class Custody:
         return found
 
     def _recall(self, record: Record) -> Handout | None:
-        named: dict[str, Value] = {
-            **self.named(_RECALL, record),
-            "lock_key": record.lock_key.text,
-            "member": record.member,
-            "pause_ms": milliseconds(_HANDOUT_PAUSE),
-        }
-        reply = self._run(_RECALL, named)
+        reply = self._run(
+            _RECALL,
+            self.names(record),
+            {"lock_key": record.lock_key.text, "member": record.member, "pause_ms": milliseconds(_HANDOUT_PAUSE)},
+        )
         if reply.word != "message":
             return None
         return Handout(reply.message, reply.copy.decode(), first_ms=reply.first_ms.decode())
@@ -195,12 +186,8 @@ class Custody:
             slots.setdefault("" if self._connections.spans_slots else self.keys.root(name), []).append(name)
         return slots.values()
 
-    def _make_named(self, script: Script, record: Record) -> dict[str, str]:
-        names = self.names(record)
-        return {name: names[name] for name in script.keys}
-
-    def _run(self, script: Script, named: dict[str, Any]) -> Any:
-        return script.reply(self._connections.run(script, len(script.keys), script.arguments(named)))
+    def _run(self, script: Script, places: Mapping[str, Value], named: Mapping[str, Value]) -> Any:
+        return script.reply(self._connections.run(script, len(script.keys), script.arguments(places, named)))
 
 
 def calls_of(reply: Any) -> list[Handout]:

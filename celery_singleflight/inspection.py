@@ -110,12 +110,11 @@ class Inspection(Doubting):
         if holder is None:
             return Release(False, "other", text, token, False, lock.holders)  # noqa: FBT003, as the document has it
         record = self.record_of(lock_key, holder.task_id)
-        names = coordination(self.app).store.names(record)
         connections = ClientConnections(lambda: self.client, spans_slots=False)
-        named: dict[str, Value] = {name: names[name] for name in _RELEASE.keys}
-        named |= {"token": token, "task_id": holder.task_id, "member": record.member, "force": int(force)}
+        named: dict[str, Value] = {"token": token, "task_id": holder.task_id, "member": record.member, "force": int(force)}
         named["lock_key"] = lock_key.text
-        reply = _RELEASE.reply(connections.run(_RELEASE, len(_RELEASE.keys), _RELEASE.arguments(named)))
+        arguments = _RELEASE.arguments(coordination(self.app).store.names(record), named)
+        reply = _RELEASE.reply(connections.run(_RELEASE, len(_RELEASE.keys), arguments))
         is_released = reply.word == "released"
         again = is_released and bool(reply.message)
         return Release(is_released, reply.word, text, token, again, self._lock(lock_key, self.now()).holders)

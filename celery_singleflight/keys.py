@@ -90,6 +90,8 @@ class _Beginnings(NamedTuple):
     trigger: str
     execution: str
     due: str
+    #: Of what belongs to a lock key, in the order of its names.
+    of_lock_key: tuple[str, ...]
 
 
 class KeySpace:
@@ -104,15 +106,20 @@ class KeySpace:
         def begin(lock_name: str) -> _Beginnings:
             root = self.roots[crc32(lock_name.encode()) % BUCKETS]
             part = _part(lock_name)
-            return _Beginnings(root, f"{root}trigger:{part}:", f"{root}execution:{part}:", f"{root}due:{bounded(lock_name)}")
+            return _Beginnings(
+                root,
+                f"{root}trigger:{part}:",
+                f"{root}execution:{part}:",
+                f"{root}due:{bounded(lock_name)}",
+                tuple(f"{root}{kind}:" for kind in _OF_A_LOCK_KEY),
+            )
 
         self._of = lru_cache(maxsize=1024)(begin)
 
     def lock(self, key: LockKey) -> LockNames:
         """Names of what belongs to a lock key."""
         begin, text = self._of(key.name), key.text
-        root = begin.root
-        return LockNames._make((*(f"{root}{kind}:{text}" for kind in _OF_A_LOCK_KEY), begin.due))
+        return LockNames._make([*[beginning + text for beginning in begin.of_lock_key], begin.due])
 
     def due(self, lock_name: str) -> str:
         """Name of the index in which the sweeper finds the triggers of a lock name."""

@@ -250,14 +250,14 @@ class Progress(Custody):
         return reply.word, fact.decode() if isinstance(fact, bytes) else str(fact)
 
     def _ask(self, script: Script, record: Record, **values: Any) -> Any:
-        return self._run(script, {**self.named(script, record), **values})
+        return self._run(script, self.names(record), values)
 
     def _write(self, script: Script, writer: Writer, **values: Any) -> Any:
         lease = writer.lease
         reply = self._run(
             script,
+            self.names(writer.record),
             {
-                **self.named(script, writer.record),
                 "owner": lease.owner,
                 "token": lease.token,
                 "limit": lease.limit,

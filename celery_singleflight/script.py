@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from celery_singleflight.errors import ScriptError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ("Script", "Value", "load")
 
@@ -33,7 +33,7 @@ _REPLY: Final = re.compile(r'^-- (?:Returns|     or) \{"(\w+)"((?:, \w+)*)\}')
 class Script:
     """One atomic step on the store, made from the text of a Lua file."""
 
-    __slots__ = ("_in_order", "_names", "_replies", "keys", "many", "name", "sha", "source", "values")
+    __slots__ = ("_keys_of", "_replies", "_values_of", "keys", "many", "name", "sha", "source", "values")
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
@@ -42,8 +42,8 @@ class Script:
         self.many = any(match[2] == "*" for match in inputs)
         self.keys = _named(name, inputs, "KEYS")
         self.values = _named(name, inputs, "ARGV")
-        self._names = self.keys + self.values
-        self._in_order = itemgetter(*self._names)
+        self._keys_of = _getter(self.keys)
+        self._values_of = _getter(self.values)
         self._replies = {
             match[1]: namedtuple(match[1].title(), ["word", *match[2].split(", ")[1:]])  # noqa: PYI024, the fields are data
             for line in header
@@ -52,18 +52,19 @@ class Script:
         self.source = _locals(self.keys, self.values, many=self.many) + _USES.sub(_shared, text)
         self.sha = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
-    def arguments(self, named: Mapping[str, Value]) -> list[Value]:
-        """Put the named inputs in the order of the header.
+    def arguments(self, places: Mapping[str, Value], named: Mapping[str, Value]) -> list[Value]:
+        """Put keys and values in the order of the header. The places may be more than the script has keys.
 
-        Raises `TypeError` when one is missing or not declared.
+        Raises `TypeError` when a key or a value is missing, or a value is not declared.
         """
         try:
-            if len(named) == len(self._names):
-                return list(self._in_order(named))
+            if len(named) == len(self.values):
+                return [*self._keys_of(places), *self._values_of(named)]
         except KeyError:
             pass
-        names = set(self._names)
-        missing, extra = sorted(names - named.keys()), sorted(named.keys() - names)
+        names = set(self.values)
+        missing = sorted({*self.keys} - places.keys() | names - named.keys())
+        extra = sorted(named.keys() - names)
         raise TypeError(f"script {self.name}: missing {missing}, not declared {extra}")
 
     def reply(self, raw: Sequence[Any] | bytes) -> Any:
@@ -93,6 +94,12 @@ def load(name: str) -> Script:
 
 def _read(name: str) -> str:
     return (files(__package__) / "scripts" / f"{name}.lua").read_text(encoding="utf-8")
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Mapping[str, Value]], tuple[Value, ...]]:
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda named: tuple(named[name] for name in names)
 
 
 def _shared(uses: re.Match[str]) -> str:

@@ -54,8 +54,8 @@ class Store(Progress):
         record = claim.record
         reply = self._run(
             _ENTER,
+            self.names(record),
             {
-                **self.named(_ENTER, record),
                 "owner": claim.owner,
                 "task_id": record.task_id,
                 "worker": claim.worker,
@@ -91,13 +91,11 @@ class Store(Progress):
         Returns None when nobody knows that any more, and the trigger is a newcomer again.
         """
         record = claim.record
-        own, leader = self.names(record), self.names(Record.of_member(record.lock_key, by))
+        leader = self.names(Record.of_member(record.lock_key, by))
         reply = self._run(
             _FOLLOW,
+            {**self.names(record), "leader": leader["trigger"], "execution": leader["execution"]},
             {
-                **{name: own[name] for name in _FOLLOW.keys if name != "leader"},
-                "leader": leader["trigger"],
-                "execution": leader["execution"],
                 "owner": claim.owner,
                 "lock_key": record.lock_key.text,
                 "member": record.member,
@@ -122,16 +120,8 @@ class Store(Progress):
         """Keep each lease for so many seconds from now, all in one exchange. Returns for each what came of it."""
         calls = []
         for lease, record, ttl in wanted:
-            names = self.names(record)
-            named: dict[str, Value] = {
-                "lease": names["lease"],
-                "execution": names["execution"],
-                "trigger": names["trigger"],
-                "pace": names["pace"],
-                "owner": lease.owner,
-                "ttl_ms": milliseconds(ttl),
-            }
-            calls.append(_RENEW.arguments(named))
+            named: dict[str, Value] = {"owner": lease.owner, "ttl_ms": milliseconds(ttl)}
+            calls.append(_RENEW.arguments(self.names(record), named))
         return [_renewal(raw) for raw in self._connections.run_many(_RENEW, len(_RENEW.keys), calls)]
 
     def finish(
@@ -153,8 +143,8 @@ class Store(Progress):
         """
         reply = self._run(
             _FINISH,
+            self.names(record),
             {
-                **self.named(_FINISH, record),
                 "owner": lease.owner,
                 "lock_key": record.lock_key.text,
                 "member": record.member,
@@ -195,8 +185,8 @@ class Store(Progress):
         """
         reply = self._run(
             _ABANDON,
+            self.names(record),
             {
-                **self.named(_ABANDON, record),
                 "owner": owner,
                 "lock_key": record.lock_key.text,
                 "member": record.member,

@@ -139,10 +139,14 @@ class Desk:
     def release(self, claim: Claim, token: int, *, force: bool = False) -> Any:
         """What an operator asks for; returns the reply."""
         names = self.store.names(claim.record)
-        named: dict[str, Any] = {name: names[name] for name in RELEASE.keys}
-        named |= {"token": token, "task_id": claim.record.task_id, "member": claim.record.member, "force": int(force)}
+        named: dict[str, Any] = {
+            "token": token,
+            "task_id": claim.record.task_id,
+            "member": claim.record.member,
+            "force": int(force),
+        }
         named["lock_key"] = claim.record.lock_key.text
-        return RELEASE.reply(self.store._connections.run(RELEASE, len(RELEASE.keys), RELEASE.arguments(named)))
+        return RELEASE.reply(self.store._connections.run(RELEASE, len(RELEASE.keys), RELEASE.arguments(names, named)))
 
     def die(self, claim: Claim) -> None:
         """Take the lease, and end without a word: the lease has run out since."""

@@ -132,10 +132,9 @@ class QueueDesk(Desk):
     def evict(self, claim: Claim, token: int) -> str:
         """Release a live holder on an operator's word. Returns the word of the answer."""
         names = self.store.names(claim.record)
-        named: dict[str, Any] = {name: names[name] for name in RELEASE.keys}
-        named |= {"token": token, "task_id": claim.record.task_id, "member": claim.record.member, "force": 1}
+        named: dict[str, Any] = {"token": token, "task_id": claim.record.task_id, "member": claim.record.member, "force": 1}
         named |= {"lock_key": claim.record.lock_key.text}
-        return RELEASE.reply(self.connections.run(RELEASE, len(RELEASE.keys), RELEASE.arguments(named))).word
+        return RELEASE.reply(self.connections.run(RELEASE, len(RELEASE.keys), RELEASE.arguments(names, named))).word
 
     def look_at(self, claim: Claim) -> str | None:
         """What a sweeper does for a trigger that is due. Returns whose message it publishes."""

@@ -19,12 +19,11 @@ OUTCOMES = pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.REVOKED])
 def ask(desk, claim, outcome="failed"):
     """Return the reply itself."""
     names = desk.store.names(claim.record)
-    named = {name: names[name] for name in CONCLUDE.keys}
     values = {"owner": claim.owner, "task_id": claim.record.task_id, "outcome": outcome, "reason": '["why"]'}
     values |= {"keep_ms": 600_000, "release": 1, "member": claim.record.member, "patience_ms": ""}
     values |= {"lock_key": claim.record.lock_key.text, "content_type": "", "content_encoding": "", "body": b""}
     values |= {"execution_as": ""}
-    return CONCLUDE.reply(desk.connections.run(CONCLUDE, len(CONCLUDE.keys), CONCLUDE.arguments({**named, **values})))
+    return CONCLUDE.reply(desk.connections.run(CONCLUDE, len(CONCLUDE.keys), CONCLUDE.arguments(names, values)))
 
 
 def refused_and_nothing_changed(desk, claim, outcome, asked="failed"):

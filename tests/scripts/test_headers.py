@@ -634,18 +634,22 @@ def test_a_body_begins_its_replies_with_no_other_words(name):
 @pytest.mark.parametrize("name", [name for name in HEADERS if not load(name).many])
 def test_inputs_are_put_in_the_order_of_the_header(name):
     script = load(name)
-    names = script.keys + script.values
-    assert script.arguments({name: name for name in reversed(names)}) == list(names)
+    places = {name: name for name in ("another", *reversed(script.keys))}
+    named = {name: name for name in reversed(script.values)}
+    assert script.arguments(places, named) == [*script.keys, *script.values]
 
 
 def test_a_missing_and_an_undeclared_input_are_named():
     script = load("renew")
-    named = dict.fromkeys(script.keys + script.values, "")
+    places, named = dict.fromkeys(script.keys, ""), dict.fromkeys(script.values, "")
     del named["owner"]
     with pytest.raises(TypeError, match=r"^script renew: missing \['owner'\], not declared \[\]$"):
-        script.arguments(named)
+        script.arguments(places, named)
     with pytest.raises(TypeError, match=r"^script renew: missing \['owner'\], not declared \['ownr'\]$"):
-        script.arguments({**named, "ownr": ""})
+        script.arguments(places, {**named, "ownr": ""})
+    del places["lease"]
+    with pytest.raises(TypeError, match=r"^script renew: missing \['lease'\], not declared \[\]$"):
+        script.arguments(places, {**named, "owner": ""})
 
 
 @pytest.mark.parametrize(
@@ -688,9 +692,9 @@ def test_the_names_of_the_header_are_the_locals_of_the_body(desk):
         "-- Say what came.\n--\n-- KEYS[1] first\n-- KEYS[2] second\n-- ARGV[1] value  some text\n--\n"
         '-- Returns {"said", a, b, c}\nreturn {"said", first, second, value}',
     )
-    names = {"first": "{x}1", "second": "{x}2", "value": b"\x00\xff"}
+    places = {"first": "{x}1", "second": "{x}2"}
 
-    raw = desk.connections.run(script, len(script.keys), script.arguments(names))
+    raw = desk.connections.run(script, len(script.keys), script.arguments(places, {"value": b"\x00\xff"}))
 
     assert script.reply(raw) == ("said", b"{x}1", b"{x}2", b"\x00\xff")
 
@@ -703,7 +707,7 @@ def test_what_a_header_uses_is_there_in_the_body(desk):
     )
     before = desk.keyspace.now_ms()
 
-    told = script.reply(desk.connections.run(script, 1, script.arguments({"lease": "{x}lease"})))
+    told = script.reply(desk.connections.run(script, 1, script.arguments({"lease": "{x}lease"}, {})))
 
     assert before <= int(told.ms) <= desk.keyspace.now_ms()
     assert told.live == 0
@@ -719,7 +723,7 @@ def test_what_a_body_uses_further_down_is_made_by_the_calls_that_get_there(desk)
     )
 
     quiet, told = (
-        script.reply(desk.connections.run(script, 1, script.arguments({"lease": "{x}lease", "asked": asked})))
+        script.reply(desk.connections.run(script, 1, script.arguments({"lease": "{x}lease"}, {"asked": asked})))
         for asked in ("", "1")
     )
 

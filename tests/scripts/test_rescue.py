@@ -28,9 +28,8 @@ def end_long_ago(desk, claim, seconds=60):
 def ask(desk, claim):
     """Return the reply itself."""
     names = desk.store.names(claim.record)
-    named = {name: names[name] for name in RESCUE.keys}
     values = {"member": claim.record.member, "task_id": claim.record.task_id, "patience_ms": 5000, "pause_ms": 10_000}
-    return RESCUE.reply(desk.connections.run(RESCUE, len(RESCUE.keys), RESCUE.arguments({**named, **values})))
+    return RESCUE.reply(desk.connections.run(RESCUE, len(RESCUE.keys), RESCUE.arguments(names, values)))
 
 
 # Not now, or not at all

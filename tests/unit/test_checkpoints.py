@@ -30,7 +30,7 @@ def asked(place, monkeypatch):
     """Names of the scripts that were run."""
     names, store = [], place.store
     real = store._run
-    monkeypatch.setattr(type(store), "_run", lambda _, script, named: names.append(script.name) or real(script, named))
+    monkeypatch.setattr(type(store), "_run", lambda _, script, *named: names.append(script.name) or real(script, *named))
     return names
 
 

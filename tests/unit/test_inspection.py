@@ -547,10 +547,9 @@ def test_a_place_kept_by_min_hold_is_given_up_by_force(desk):
 
 def run_script(desk, claim, token, force):
     names = desk.store.names(claim.record)
-    named = {name: names[name] for name in _RELEASE.keys}
-    named |= {"token": token, "task_id": claim.record.task_id, "member": claim.record.member, "force": force}
+    named = {"token": token, "task_id": claim.record.task_id, "member": claim.record.member, "force": force}
     named["lock_key"] = claim.record.lock_key.text
-    return desk.store._run(_RELEASE, named)
+    return desk.store._run(_RELEASE, names, named)
 
 
 def test_a_release_whose_reply_was_lost_gives_the_same_answer_again(desk):

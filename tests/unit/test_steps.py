@@ -133,7 +133,7 @@ def test_a_run_without_steps_asks_the_store_nothing_more(place, run, monkeypatch
     asked = []
     store = place.store
     real = store._run
-    monkeypatch.setattr(type(store), "_run", lambda _, script, named: asked.append(script.name) or real(script, named))
+    monkeypatch.setattr(type(store), "_run", lambda _, script, *named: asked.append(script.name) or real(script, *named))
 
     run(place.task(nothing))
     assert asked == ["enter", "finish"]
@@ -147,7 +147,7 @@ def test_a_step_costs_a_call_to_begin_and_one_to_record(place, run, effects, mon
     asked = []
     store = place.store
     real = store._run
-    monkeypatch.setattr(type(store), "_run", lambda _, script, named: asked.append(script.name) or real(script, named))
+    monkeypatch.setattr(type(store), "_run", lambda _, script, *named: asked.append(script.name) or real(script, *named))
     run(place.task(work, bind=True))
     assert asked == ["enter", *["begin_step", "record_step"] * 2, "finish", "forget_steps"]
 
