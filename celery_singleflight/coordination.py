@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ("Coordination", "check_store_settings", "coordination", "coordinations")
 
 _REDIS: Final = ("redis", "rediss", "socket", "sentinel")
+#: Seconds that a publisher waits for the store, which may be away: the trigger is sent all the same.
+_AT_PUBLISH: Final = {"socket_timeout": 1.0, "socket_connect_timeout": 0.5}
 #: What a Celery transport option means to us too.
 _SHARED_OPTIONS: Final = ("master_name", "sentinel_kwargs")
 
@@ -48,6 +50,12 @@ class Coordination:
     def brisk_store(self) -> Store:
         """The same store for an event loop, which cannot wait."""
         return Store(connect(*self._server, pauses=BRISK_PAUSES), self._keys)
+
+    @cached_property
+    def publishing_store(self) -> Store:
+        """The same store for publishers, who do not depend on it."""
+        url, options = self._server
+        return Store(connect(url, {**_AT_PUBLISH, **options}, pauses=BRISK_PAUSES), self._keys)
 
     def client(self) -> AbstractContextManager[Any]:
         """Return a redis-py client of the store, for what no script does; raises `StoreUnavailable` in the block."""

@@ -89,6 +89,7 @@ class _Beginnings(NamedTuple):
     root: str
     trigger: str
     execution: str
+    announcement: str
     due: str
     #: Of what belongs to a lock key, in the order of its names.
     of_lock_key: tuple[str, ...]
@@ -110,6 +111,7 @@ class KeySpace:
                 root,
                 f"{root}trigger:{part}:",
                 f"{root}execution:{part}:",
+                f"{root}announcement:{part}:",
                 f"{root}due:{bounded(lock_name)}",
                 tuple(f"{root}{kind}:" for kind in _OF_A_LOCK_KEY),
             )
@@ -128,6 +130,10 @@ class KeySpace:
     def execution(self, lock_name: str, execution_key: str) -> str:
         """Name of the run record of an explicit execution key, scoped by the lock name."""
         return self._of(lock_name).execution + bounded(execution_key)
+
+    def announcement(self, lock_name: str, execution_key: str) -> str:
+        """Name of what publishers tell each other of an explicit execution key."""
+        return self._of(lock_name).announcement + bounded(execution_key)
 
     def trigger(self, lock_name: str, task_id: str) -> str:
         """Name of the record of one trigger, which is its run record too when it has no explicit execution key."""

@@ -133,6 +133,7 @@ OPTIONS: Final[dict[str, Option]] = {
         Option("skip_result", None, "any value", lambda value: value),
         Option("idempotent_on", None, _RECIPE, lambda value: _recipe(value) or None),  # () would be one execution for all calls
         Option("execution_key", None, "a text that is not empty", _text, call=True),
+        Option("answer_at_publish", False, "True or False", _flag, call=True),  # noqa: FBT003, the default
         Option("min_hold", 0.0, "seconds from 0 to 604800, a week", lambda value: _seconds(value, 0, 604800)),
         Option("rescue", True, "True or False", _flag),  # noqa: FBT003, the default
         Option("max_deliveries", 5, "a whole number from 1 to 1000", _count),
@@ -191,6 +192,7 @@ class TaskOptions:
     skip_as: str
     skip_result: Any
     idempotent_on: Any
+    answer_at_publish: bool
     result_ttl: float
     result_limit: float
     result_compression: str | None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from celery_singleflight.announcements import Announcements
 from celery_singleflight.claims import Encoded, Outcome
-from celery_singleflight.custody import Custody, as_text, milliseconds
+from celery_singleflight.custody import as_text, milliseconds
 from celery_singleflight.errors import LeaseLost
 from celery_singleflight.script import Script, load
 
@@ -100,7 +101,7 @@ class Undo(NamedTuple):
     value: Encoded
 
 
-class Progress(Custody):
+class Progress(Announcements):
     """The steps and cursors of executions on one server."""
 
     __slots__ = ()

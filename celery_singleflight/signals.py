@@ -1,6 +1,6 @@
 """Signals of the package, to be connected like Celery's own. The sender is the task; a receiver's error breaks nothing.
 
-They are sent in the process that executes, in the order in which things happen.
+They are sent in the process that executes, in the order in which things happen; `answered_at_publish` in that which publishes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Final
 from celery.utils.dispatch import Signal
 
 __all__ = (
+    "answered_at_publish",
     "contended",
     "lease_acquired",
     "lease_endangered",
@@ -60,3 +61,7 @@ lease_lost: Final = Signal(name="lease_lost", providing_args={"lease", "reason"}
 #: `lock_name`, `outcome` (a text, empty for a run that died) and `times`, how often since it entered. Sent in the worker's main
 #: process, with no sender.
 rescued: Final = Signal(name="rescued", providing_args={"task_id", "lock_name", "outcome", "times"})
+
+#: A call was answered with the handle of an earlier trigger, and no message was sent. Passes `task_id` of that trigger,
+#: `execution_key` and `how` ("completed", "running" or "announced").
+answered_at_publish: Final = Signal(name="answered_at_publish", providing_args={"task_id", "execution_key", "how"})

@@ -11,6 +11,7 @@ from celery.app.task import Task
 from celery.exceptions import Ignore, Retry
 from kombu.utils.imports import symbol_by_name
 
+from celery_singleflight.announcing import answer_or_publish, is_to_be_answered
 from celery_singleflight.binding import Binding, bound_to, is_protected, quiet_contention
 from celery_singleflight.direct import call_directly
 from celery_singleflight.errors import Contended, ExecutionUncertain, SingleflightError, StoreUnavailable
@@ -76,6 +77,9 @@ class SingleflightTask(Stepwise, Task):
     result_limit: float | None = None
     #: How they are compressed before that counts, as kombu names it, such as `"gzip"`. Default: not at all.
     result_compression: str | None = None
+    #: Whether a plain call whose explicit execution key is completed or in flight gets the handle of the trigger that has it,
+    #: and sends no message. Default: False. Also per call.
+    answer_at_publish: bool | None = None
     #: For how long a lock key stays taken after a success, counted from the acquisition. Default: 0.
     min_hold: float | None = None
     #: Whether the store keeps the message of a run, and a worker publishes it again when the run has died. Default: True.
@@ -159,12 +163,17 @@ class SingleflightTask(Stepwise, Task):
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> AsyncResult:
         """Publish the task as Celery does; also takes the call options of this package.
 
-        Raises `OptionError` for a wrong one.
+        Under `answer_at_publish` the handle may be that of an earlier trigger: then its `is_duplicate` is true.
+
+        Raises `OptionError` for a wrong one; under `answer_at_publish` also `ExecutionKeyReused` and `PayloadMismatch`.
         """
         # With an explicit parent the tracer of another task publishes: an error would be taken for that task's own.
         move_call_options(self.name, options, strict="parent_id" not in options)
         outer = publishing.set(self)
         try:
+            binding = self._binding
+            if binding is not None and not rest and is_to_be_answered(binding, options):
+                return answer_or_publish(self, binding, (args, kwargs), options, super().apply_async)
             return super().apply_async(args, kwargs, *rest, **options)
         finally:
             publishing.reset(outer)

@@ -10,6 +10,7 @@ import pytest
 from desk import LOCK, Desk
 from step_desk import VALUE, Run
 
+from celery_singleflight.announcements import Announcement
 from celery_singleflight.claims import Outcome, Terms, Waits
 from celery_singleflight.errors import ExecutionKeyReused, LeaseLost, ScriptError
 from celery_singleflight.script import Script, load
@@ -91,6 +92,25 @@ HEADERS = {
     ),
     "attend": (("lease", *WAITING, "due"), ("lock_key",), {"attended": ("calls",)}),
     "find": (("places",), ("none",), {"found": ("parked",)}),
+    "announce": (
+        ("execution", "announcement", "trigger"),
+        ("task_id", "task", "payload", "seen", "reserve_ms"),
+        {
+            "answered": ("task_id", "how"),
+            "announced": ("task_id",),
+            "busy": ("left_ms",),
+            "reserved": (),
+            "unknown": (),
+            "reused": ("by_task",),
+            "mismatched": ("by_task",),
+        },
+    ),
+    "confirm": (
+        ("announcement",),
+        ("task_id", "task", "payload", "keep_ms"),
+        {"confirmed": (), "other": ("by",)},
+    ),
+    "withdraw": (("announcement",), ("task_id",), {"withdrawn": (), "other": ()}),
     "release": (
         ("lease", "fence", *TRIGGER, "parked", "due"),
         ("token", "task_id", "member", "force", "lock_key"),
@@ -558,6 +578,71 @@ def unknown(desk):
     resolve(desk, desk.claim().record)
 
 
+def called(desk, task_id="a1", task="shop.bill", payload="d1"):
+    """What a publisher says of the trigger that it would send; the store is asked for it."""
+    said = Announcement("billing", "invoice:1", task_id, task, payload)
+    with suppress(ExecutionKeyReused):
+        desk.store.announce(said, reserve=2.0)
+    return said
+
+
+def confirmed(desk):
+    said = called(desk)
+    desk.store.confirm(said, 300.0)
+    return said
+
+
+def answered(desk):
+    desk.acquire(desk.claim(execution_key="invoice:1"))
+    called(desk)
+
+
+def announced(desk):
+    keys = desk.store.keys
+    confirmed(desk)
+    names = {name: getattr(keys, name)("billing", "invoice:1") for name in ("execution", "announcement")}
+    said = {"task_id": "a2", "task": "shop.bill", "payload": "d1", "seen": "", "reserve_ms": 2000}
+    # Asked by hand, as the store asks again at once.
+    desk.store._run(load("announce"), {**names, "trigger": keys.trigger("billing", "a2")}, said)
+
+
+def busy(desk):
+    called(desk)
+    called(desk, "a2")
+
+
+def reserved(desk):
+    called(desk)
+
+
+def unknown_by_announce(desk):
+    desk.store.announce(Announcement("billing", "invoice:1", "a1", "shop.bill", ""), reserve=0.0)
+
+
+def reused_by_announce(desk):
+    confirmed(desk)
+    called(desk, "a2", task="shop.ship")
+
+
+def mismatched_by_announce(desk):
+    confirmed(desk)
+    called(desk, "a2", payload="d2")
+
+
+def other_by_confirm(desk):
+    confirmed(desk)
+    desk.store.confirm(called(desk, "a2"), 300.0)
+
+
+def withdrawn(desk):
+    desk.store.withdraw(called(desk))
+
+
+def other_by_withdraw(desk):
+    confirmed(desk)
+    desk.store.withdraw(Announcement("billing", "invoice:1", "a2", "shop.bill", ""))
+
+
 #: What makes a script give a reply.
 SCENES = {
     "enter": (acquired, held, parked_by_enter, linger, led, merge, ended, surplus, reused, uncertain),
@@ -572,6 +657,9 @@ SCENES = {
     "recall": (message_by_recall, later_by_recall, gone_by_recall),
     "attend": (attended,),
     "find": (found,),
+    "announce": (answered, announced, busy, reserved, unknown_by_announce, reused_by_announce, mismatched_by_announce),
+    "confirm": (confirmed, other_by_confirm),
+    "withdraw": (withdrawn, other_by_withdraw),
     "release": (released, live, other),
     "begin_step": (begun_by_a_run, done, uncertain_by_begin, changed_by_begin, refused_by_begin),
     "record_step": (recorded_by_a_run, refused_by_record),
