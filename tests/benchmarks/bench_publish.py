@@ -1,7 +1,8 @@
-"""What a protected task adds to `apply_async`, when nothing is asked for at publish."""
+"""What a protected task adds to `apply_async`, when nothing is asked for at publish, and when an answer is."""
 
 from __future__ import annotations
 
+import functools
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ from celery import signals
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from celery import Celery
+
 _BATCH = 50
 
 
@@ -21,7 +24,7 @@ def added_at_publish(url: str, batches: int) -> tuple[list[float], list[float]]:
     Returns the microseconds of a plain `apply_async`, and what a protected one adds to it, of each pair of batches. Without
     results, because a publisher that waits for one subscribes to it, which costs far more than what is measured here.
     """
-    app = make_app({**config(url), "result_backend": "disabled", "singleflight_url": url}, "plain", "protected")
+    app = _publisher(url)
     plain, protected = app.tasks["bench.plain"], app.tasks["bench.protected"]
     base, added = [], []
     with app.connection_for_write() as connection, app.amqp.Producer(connection) as producer:
@@ -45,6 +48,26 @@ def added_at_publish(url: str, batches: int) -> tuple[list[float], list[float]]:
             base.append(without)
             added.append(with_package - without)
     return base, added
+
+
+def asked_at_publish(url: str, batches: int) -> dict[str, list[float]]:
+    """Return the microseconds of a call that asks for an answer: the first of its execution, and one that gets its handle."""
+    app = _publisher(url)
+    task = app.tasks["bench.protected"]
+    found: dict[str, list[float]] = {"the first of its key": [], "answered": []}
+    with app.connection_for_write() as connection, app.amqp.Producer(connection) as producer:
+        for n in range(batches):
+            for times in found.values():
+                before = time.perf_counter()
+                for m in range(_BATCH):
+                    task.apply_async((n,), producer=producer, execution_key=f"{n}-{m}", answer_at_publish=True)
+                times.append((time.perf_counter() - before) / _BATCH * 1e6)
+    return found
+
+
+@functools.cache
+def _publisher(url: str) -> Celery:
+    return make_app({**config(url), "result_backend": "disabled", "singleflight_url": url}, "plain", "protected")
 
 
 @contextmanager

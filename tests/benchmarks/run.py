@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from bench_app import VARIANTS
 from bench_environment import ValkeyContainer
 from bench_import import added_by_import
-from bench_publish import added_at_publish
+from bench_publish import added_at_publish, asked_at_publish
 from bench_statistics import estimate
 from bench_worker import WorkerBench
 
@@ -155,6 +155,8 @@ def _publish(report: Report, url: str, batches: int) -> None:
     base, added = added_at_publish(url, batches)
     report.line("plain", base)
     report.line("added by protected", added, f"<= {MOST_AT_PUBLISH}")
+    for what, values in asked_at_publish(url, max(batches // 4, 1)).items():
+        report.line(f"with answer_at_publish, {what}", values)
 
 
 def _imports(report: Report, times: int) -> None:
