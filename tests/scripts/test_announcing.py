@@ -8,7 +8,7 @@ import pytest
 from desk import OTHER_LOCK
 
 from celery_singleflight.announcements import Announcement, Answered, Busy
-from celery_singleflight.claims import Outcome
+from celery_singleflight.claims import Encoded, Outcome, Terms
 from celery_singleflight.errors import ExecutionKeyReused, PayloadMismatch
 
 KEY = "invoice:1"
@@ -164,6 +164,20 @@ def test_a_failed_execution_is_published_again(desk):
     assert ask(desk, second) is True
     assert desk.store.confirm(second, KEEP)
     assert ask(desk, call()) == Answered(second.task_id, "announced")
+
+
+def test_a_failure_that_is_kept_answers(desk):
+    claim, token = running(desk, "runner")
+    value = Encoded("application/json", "utf-8", b"{}")
+    kept = {"reason": "[]", "keep": 600.0, "keeps_failure": True}
+    desk.store.finish(desk.lease(claim, token), claim.record, Outcome.FAILED, value, **kept)
+    assert ask(desk, call()) == Answered("runner", "completed")
+
+
+def test_an_execution_of_which_nobody_knows_what_it_has_done_answers_nobody(desk):
+    claim, _ = running(desk, "runner", message=b"a message", terms=Terms(holds=True))
+    desk.abandon(claim, again=5.0, died=True)
+    assert ask(desk, call()) is True
 
 
 def test_an_announced_one_that_was_skipped_stands_in_nobodys_way(desk):
