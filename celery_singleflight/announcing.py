@@ -96,7 +96,7 @@ def _announcement(task: Any, binding: Binding, args: Any, kwargs: Any, options: 
             return None
         return Announcement(binding.options.lock_name or task.name, key, uuid(), task.name, binding.payload(args, kwargs))
     except (LockKeyError, TypeError) as error:
-        logger.debug("no execution key for %s at publish: %s", task.name, error)
+        logger.debug("no execution key for %s at publish:", task.name, exc_info=error)
         return None
 
 
