@@ -66,8 +66,8 @@ class Custody:
         of it, or "" when another delivery runs it.
 
         With an `error` Celery is still to send what follows, and others may do so after `patience` seconds; else it has.
-        `execution_as` is what an explicit execution key has of it: "keep", the failure; "hold", that nobody knows what its run
-        has done; else nothing.
+        `execution_as` is what an explicit execution key has of it: "keep", the failure; "unsure", that nobody knows what its
+        run has done, and "hold", that it is held until somebody does; else nothing.
         """
         content_type, content_encoding, body = error or ("", "", b"")
         reply = self._run(

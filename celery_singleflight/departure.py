@@ -47,7 +47,7 @@ class Departure:
             binding = request.task._binding  # noqa: SLF001, of the package
             trigger = Trigger(request.task, request._context, binding, request.args, request.kwargs)  # noqa: SLF001
             self._place = binding.coordination.brisk_store, trigger.claim
-            self._failure_as = "keep" if trigger.keeps_failure else ""
+            self._failure_as = "keep" if trigger.keeps_failure else "unsure"
         except Exception as error:  # noqa: BLE001, keys are made by users' functions from anybody's arguments
             log_error(logger, f"{request.name}[{request.id}]: its lease is left to expire", error, logging.WARNING)
 

@@ -25,8 +25,8 @@
 -- ARGV[10] content_type      of the body
 -- ARGV[11] content_encoding  of the body
 -- ARGV[12] body       the error; empty for none
--- ARGV[13] execution_as  what an explicit execution key has of it: "keep", the failure; "hold", that nobody knows what its run has
---                     done; else nothing
+-- ARGV[13] execution_as  what an explicit execution key has of it: "keep", the failure; "unsure", that nobody knows what its run
+--                     has done, and "hold", that it is held until somebody does; else nothing
 --
 -- Returns {"concluded", calls}  recorded; also when asked again with the same owner token, which may release and settle, and
 --         when Celery has done what follows the same outcome, which settles it. calls are the messages of those who are next, to
@@ -60,10 +60,12 @@ local unsure = separate and redis.call('HGET', execution, 'unsure')
 local is_its = holder == owner or ((not holder or holder == '') and unsure and doubt_of(unsure).of == owner)
 if separate and is_its and release == '1' and (not done or by == owner) then
   -- Not before: under another lock key somebody else would begin beside the process that still lives.
-  if execution_as == 'hold' then
+  if execution_as == 'unsure' or execution_as == 'hold' then
     begin_doubt(owner)
     redis.call('HDEL', execution, 'owner', 'until_ms', 'since_ms', 'fence')
-    keep(execution, HELD_MS)
+    if execution_as == 'hold' then
+      keep(execution, HELD_MS)
+    end
   else
     if unsure then
       end_doubt()

@@ -272,8 +272,11 @@ class Contract:
         self._leave(delivery, holds=holds)
         trigger, execution = self.triggers.get(delivery.task_id), self.executions.get(delivery.execution)
         has_outcome = bool((execution and execution.outcome) or (trigger and trigger.outcome))
-        if trigger and trigger.outcome and not (execution and execution.outcome):
-            self._free_execution(delivery)
+        if trigger and trigger.outcome and execution and not execution.outcome:
+            if died and delivery.execution_key and execution.owner == delivery.owner:
+                execution.owner = None  # nobody knows what it has done
+            else:
+                self._free_execution(delivery)
         is_its = bool(execution and execution.owner == delivery.owner and not has_outcome)
         is_current = bool(trigger and execution and execution.generation == trigger.generation)
         if trigger and died and not has_outcome and is_current and (is_its or trigger.left_by == delivery.owner):

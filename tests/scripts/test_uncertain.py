@@ -375,6 +375,13 @@ def test_the_hard_time_limit_of_a_run_leaves_its_execution_uncertain(desk):
     assert desk.enter(claim_of(desk, "t2", execution_key="invoice:1")).how == "held"
 
 
+def test_under_rerun_it_is_told_to_the_next_trigger(desk):
+    own = claim_of(desk, execution_key="invoice:1", terms=Terms())
+    desk.acquire(own)
+    assert desk.conclude(own, error=ERROR, execution_as="unsure")
+    assert desk.acquire(claim_of(desk, "t2", execution_key="invoice:1", terms=Terms())).is_unsure
+
+
 def test_too_many_deaths_end_the_trigger_and_leave_its_execution_uncertain(desk):
     own = claim_of(desk, execution_key="invoice:1", max_deliveries=1)
     died(desk, own)
