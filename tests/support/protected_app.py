@@ -94,7 +94,7 @@ def add_tasks(app):  # noqa: C901, PLR0915, one task after the other
     def limited(self, key, seconds=0.0):
         body(self, key, seconds=seconds)
 
-    @task(bind=True, base=SingleflightTask, lock_on=("key",), idempotent_on="pay:{key}")
+    @task(bind=True, base=SingleflightTask, lock_on=("key",), idempotent_on="pay:{key}", payload_on=("key",))
     def pay(self, key, outcome="paid"):
         """Happens once per key; `outcome` chooses what the first run does."""
         body(self, key, execution=self.execution.key)
