@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from celery_singleflight.cause import Cause
 from celery_singleflight.checkpoints import Cursor
 from celery_singleflight.claims import Outcome
 from celery_singleflight.direct import lock
@@ -38,6 +39,7 @@ from celery_singleflight.steps import CurrentStep, current_step
 from celery_singleflight.task import SingleflightTask
 
 __all__ = (
+    "Cause",
     "ConfigurationError",
     "Contended",
     "CurrentStep",

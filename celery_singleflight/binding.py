@@ -13,6 +13,7 @@ from celery_singleflight.canonical import digest
 from celery_singleflight.coordination import Coordination, check_store_settings, coordination
 from celery_singleflight.errors import Contended, ExecutionUncertain, LockKeyError, OptionError
 from celery_singleflight.keys import LockKey
+from celery_singleflight.logs import is_log_context_wanted
 from celery_singleflight.options import read_options
 from celery_singleflight.results import Bounds
 from celery_singleflight.scope import Arguments, compile_scope
@@ -58,6 +59,7 @@ class Binding:
         check_task(name, _attributes(own, base))
         check_settings(conf, conf.__dict__.get("prefix"))
         check_store_settings(app)
+        is_log_context_wanted(app)
         self.app = app
         self.name = name
         #: The hard time limit of a call that has none of its own; a worker started with another one says so.

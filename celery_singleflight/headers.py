@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 __all__ = (
+    "CAUSED_BY",
     "COPY",
     "DIGEST",
     "EVENTS",
     "FIRST_SEEN",
+    "FORCED",
     "KEY",
     "LINGER",
     "MESSAGE",
@@ -25,8 +27,12 @@ __all__ = (
 KEY: Final = "singleflight_key"
 DIGEST: Final = "singleflight_digest"
 
-#: Where the trigger comes from, for people to read; "beat" for beat's and "call" for others where there is none.
+#: The run whose body has published the message, as `Cause` reads it.
+CAUSED_BY: Final = "singleflight_caused_by"
+#: Where the trigger comes from, for people to read: "replay" when it is replayed; "beat" for beat's and "call" for others where
+#: there is none. And whether the replay was forced.
 SOURCE: Final = "singleflight_source"
+FORCED: Final = "singleflight_forced"
 
 #: Which copy of the message this is, and the copy it was made from.
 COPY: Final = "singleflight_copy"

@@ -14,6 +14,7 @@ from celery_singleflight.interruption import Stretch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from celery_singleflight.cause import Cause
     from celery_singleflight.keys import LockKey
 
 __all__ = (
@@ -153,9 +154,19 @@ class Lease:
 class Execution:
     """One logical unit of work, as the run that works on it sees it."""
 
-    __slots__ = ("attempt", "is_unsure", "key", "run_id", "task_id", "work")
+    __slots__ = ("attempt", "caused_by", "is_forced", "is_unsure", "key", "run_id", "task_id", "work")
 
-    def __init__(self, *, key: str, run_id: str, attempt: int, task_id: str, is_unsure: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        key: str,
+        run_id: str,
+        attempt: int,
+        task_id: str,
+        is_unsure: bool = False,
+        caused_by: Cause | None = None,
+        is_forced: bool = False,
+    ) -> None:
         #: What must not happen twice; the provider's idempotency key.
         self.key = key
         #: Stays the same over all attempts of this execution while its record is kept.
@@ -165,6 +176,10 @@ class Execution:
         self.task_id = task_id
         #: Whether an earlier run of it died after its body began, and may have done what it was to do.
         self.is_unsure = is_unsure
+        #: The run whose body has published this trigger; None when it was none, or nobody knows.
+        self.caused_by = caused_by
+        #: Whether it is replayed by force, so that it may have succeeded before.
+        self.is_forced = is_forced
         #: What this run does of it, step by step; for the package's own use. None where it goes on without its store.
         self.work: Any = None
 
@@ -247,11 +262,17 @@ def is_holding() -> bool:
     return _innermost.get() is not None
 
 
-def note_continuation(task_id: str, generation: int) -> None:
-    """Note that a message with that id was published in that generation; by its own body it is the trigger's continuation."""
+def note_continuation(task_id: str, generation: int) -> bool:
+    """Note that a message with that id was published in that generation; by its own body it is the trigger's continuation.
+
+    Returns whether it is.
+    """
+    is_continuation = False
     for holding in holdings():
         if holding.request_id == task_id:
             holding.continued_as = generation
+            is_continuation = True
+    return is_continuation
 
 
 def is_inside(task: object, request_id: str) -> bool:

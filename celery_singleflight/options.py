@@ -172,6 +172,7 @@ SETTINGS: Final[dict[str, str]] = {
     "singleflight_url": "a URL such as redis://host:6379/0",
     "singleflight_transport_options": "a mapping of redis-py connection arguments",
     "singleflight_key_prefix": "a text without braces",
+    "singleflight_log_context": "True or False",
 }
 
 

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from celery_singleflight import headers as header
 from celery_singleflight.binding import arguments_digest
+from celery_singleflight.cause import Cause
 from celery_singleflight.errors import OptionError, SingleflightError
+from celery_singleflight.lease import current_execution
 from celery_singleflight.options import CALL_OPTIONS
 from celery_singleflight.spelling import check_call
 
 if TYPE_CHECKING:
     from celery_singleflight.binding import Binding
 
-__all__ = ("move_call_options", "stamp")
+__all__ = ("move_call_options", "name_cause", "stamp")
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,20 @@ def move_call_options(task_name: str, options: dict[str, Any], *, strict: bool) 
             moved[option.header] = option.checked(value, f"call of {task_name}, {name}") if strict else value
     if moved:
         options["headers"] = {**(options.get("headers") or {}), **moved}
+
+
+def name_cause(headers: dict[str, Any], *, is_continuation: bool) -> None:
+    """Put on a message which run has published it, if the publisher is the body of one.
+
+    A retry or a replacement keeps the cause of what it continues.
+    """
+    execution = current_execution()
+    if execution is None:
+        return
+    if not is_continuation:
+        headers[header.CAUSED_BY] = Cause(execution.key, execution.run_id, execution.attempt)._asdict()
+    elif execution.caused_by is not None:
+        headers.setdefault(header.CAUSED_BY, execution.caused_by._asdict())
 
 
 def stamp(task_name: str, binding: Binding | None, headers: dict[str, Any], body: Any, properties: dict[str, Any]) -> None:

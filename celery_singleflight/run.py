@@ -96,7 +96,9 @@ def _enter(trigger: Trigger) -> tuple[Answer, float] | None:
 
 def _run_unprotected(trigger: Trigger, body: Callable[..., Any]) -> Any:
     record = trigger.claim.record
-    execution = Execution(key=trigger.execution_key, run_id=trigger.claim.run_id, attempt=1, task_id=record.task_id)
+    execution = Execution(
+        key=trigger.execution_key, run_id=trigger.claim.run_id, attempt=1, task_id=record.task_id, **trigger.history
+    )
     with Holding(None, execution, trigger.task, trigger.request.id):
         return _call(trigger, body)
 
@@ -126,6 +128,7 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
         attempt=entered.attempt,
         task_id=claim.record.task_id,
         is_unsure=entered.is_unsure,
+        **trigger.history,
     )
     arguments = (trigger.args, trigger.kwargs)
     execution.work = Work(trigger.binding, trigger.task.name, lease, claim.record, entered.run_id, claim.worker, arguments)

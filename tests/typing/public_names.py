@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, assert_never, assert_type
 
 import celery_singleflight
 from celery_singleflight import (
+    Cause,
     ConfigurationError,
     Contended,
     Execution,
@@ -69,6 +70,9 @@ def an_execution_says_what_it_is(execution: Execution) -> None:
     assert_type(execution.run_id, str)
     assert_type(execution.attempt, int)
     assert_type(execution.task_id, str)
+    assert_type(execution.is_forced, bool)
+    assert_type(execution.caused_by, Cause | None)
+    execution.caused_by.run_id  # type: ignore[union-attr]  # noqa: B018
 
 
 def what_is_held_here_may_be_nothing() -> None:

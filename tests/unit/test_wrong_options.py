@@ -19,7 +19,8 @@ KEEP = "'newest', 'first', or a function of the waiting and the new arguments, e
 TASK_OPTIONS = ", ".join(sorted(names.TASK_OPTIONS))
 CALL_OPTIONS = ", ".join(sorted(names.CALL_OPTIONS))
 SETTINGS = ", ".join(
-    f"singleflight_{name}" for name in sorted([*TASK_OPTIONS.split(", "), "key_prefix", "transport_options", "url"])
+    f"singleflight_{name}"
+    for name in sorted([*TASK_OPTIONS.split(", "), "key_prefix", "log_context", "transport_options", "url"])
 )
 DJANGO_SETTINGS = ", ".join(sorted(f"CELERY_{name.upper()}" for name in SETTINGS.split(", ")))
 LATER = "is planned and not in this version"
