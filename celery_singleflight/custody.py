@@ -9,7 +9,7 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from celery_singleflight.claims import Finished, Handout, Outcome, Record
+from celery_singleflight.claims import Finished, Handout, Outcome, Record, Settled
 from celery_singleflight.keys import LockKey
 from celery_singleflight.script import Script, Value, load
 
@@ -59,15 +59,17 @@ class Custody:
         error: Encoded | None = None,
         patience: float = GRACE,
         execution_as: str = "",
+        keeps: bool = False,
     ) -> Finished | str:
         """Give a trigger an outcome that is none of its lease's.
 
         Returns `Finished` when that is its outcome now; else the outcome that it has, "unknown" when the store knows nothing
         of it, or "" when another delivery runs it.
 
-        With an `error` Celery is still to send what follows, and others may do so after `patience` seconds; else it has.
-        `execution_as` is what an explicit execution key has of it: "keep", the failure; "unsure", that nobody knows what its
-        run has done, and "hold", that it is held until somebody does; else nothing.
+        With an `error` Celery is still to send what follows, and others may do so after `patience` seconds; else it has, and
+        the message stays with the record if the store `keeps` it. `execution_as` is what an explicit execution key has of it:
+        "keep", the failure; "unsure", that nobody knows what its run has done, and "hold", that it is held until somebody does;
+        else nothing.
         """
         content_type, content_encoding, body = error or ("", "", b"")
         reply = self._run(
@@ -83,6 +85,7 @@ class Custody:
                 "keep_ms": milliseconds(keep),
                 "release": int(release),
                 "patience_ms": "" if error is None else milliseconds(patience),
+                "keeps": int(keeps),
                 "content_type": content_type,
                 "content_encoding": content_encoding,
                 "body": body,
@@ -91,15 +94,15 @@ class Custody:
         )
         return Finished(calls_of(reply)) if reply.word == "concluded" else str(reply.outcome.decode())
 
-    def settle(self, ended: Iterable[tuple[Record, str, bool]]) -> None:
-        """Note of each (record, owner that ended it, whether all is done) how far Celery has come with what follows."""
+    def settle(self, ended: Iterable[Settled | tuple[Record, str, bool]]) -> None:
+        """Note of each how far Celery has come with what follows its outcome."""
         slots: dict[str, tuple[list[Value], list[Value]]] = {}
-        for record, owner, is_done in ended:
+        for record, owner, is_done, keeps in (Settled(*told) for told in ended):
             names = self.names(record)
             slot = "" if self._connections.spans_slots else names["trigger"].partition("}")[0]
             places, facts = slots.setdefault(slot, ([], []))
             places += (names["trigger"], names["due"])
-            facts += (owner, record.member, "" if is_done else milliseconds(GRACE))
+            facts += (owner, record.member, "" if is_done else milliseconds(GRACE), keeps)
         for places, facts in slots.values():
             self._connections.run(_SETTLE, len(places), places + facts)
 

@@ -43,11 +43,13 @@ class Departure:
         self._request = request
         self._place: tuple[Store, Claim] | None = None
         self._failure_as = ""
+        self._keeps = False
         try:
             binding = request.task._binding  # noqa: SLF001, of the package
             trigger = Trigger(request.task, request._context, binding, request.args, request.kwargs)  # noqa: SLF001
             self._place = binding.coordination.brisk_store, trigger.claim
             self._failure_as = "keep" if trigger.keeps_failure else "unsure"
+            self._keeps = binding.options.keep_message != "never"
         except Exception as error:  # noqa: BLE001, keys are made by users' functions from anybody's arguments
             log_error(logger, f"{request.name}[{request.id}]: its lease is left to expire", error, logging.WARNING)
 
@@ -96,7 +98,7 @@ class Departure:
         )
         task = self._request.task
         encoded = None if error is None else encode_error(task.app, error, task._binding.bounds)  # noqa: SLF001, of the package
-        answer = self._try(lambda: conclude(reason=json.dumps([reason]), error=encoded))
+        answer = self._try(lambda: conclude(reason=json.dumps([reason]), error=encoded, keeps=self._keeps))
         if isinstance(answer, Finished):
             hand_on(self._request.task.app, answer.calls)
             return None

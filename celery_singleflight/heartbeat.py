@@ -65,11 +65,11 @@ class Heartbeat:
             self._reset()
         self._settling.begin(record, owner)
 
-    def settle(self, record: Record, owner: str) -> None:
-        """Tell the store, within about a second, that Celery has done what follows this trigger."""
+    def settle(self, record: Record, owner: str, keeps: str) -> None:
+        """Tell the store, within about a second, that Celery has done what follows this trigger; `keeps` as in `Settled`."""
         if self._pid != os.getpid():
             self._reset()
-        self._settling.end(record, owner)
+        self._settling.end(record, owner, keeps)
         self._attend()
 
     def flush(self) -> None:

@@ -153,6 +153,7 @@ OPTIONS: Final[dict[str, Option]] = {
             _delays,
         ),
         Option("payload_on", None, f"{_RECIPE}, or () to compare nothing", _recipe),
+        Option("keep_message", "failed", "'failed', 'always' or 'never'", _one_of("failed", "always", "never")),
         Option("result_ttl", 86400.0, "seconds from 0 to 315360000, ten years", lambda value: _seconds(value, 0, 315360000)),
         Option("result_limit", 1048576, "bytes, a whole number from 0, or inf for no limit", _bytes),
         Option(
@@ -206,6 +207,7 @@ class TaskOptions:
     reconciler: Any
     reconcile_delays: tuple[float, ...]
     payload_on: Any
+    keep_message: str
 
 
 def read_options(task_name: str, given: Callable[[str], Any], conf: Mapping[str, Any]) -> TaskOptions:

@@ -18,14 +18,14 @@ __all__ = ("answer", "end_revoked", "ended", "settle")
 
 logger = logging.getLogger(__name__)
 
-#: Name of the mark on a request whose trigger has its outcome: (heartbeat, record, owner).
+#: Name of the mark on a request whose trigger has its outcome: (heartbeat, record, owner, whether its message is kept).
 _ENDED: Final = "_singleflight_ended"
 
 
 def ended(trigger: Trigger) -> None:
     """Mark the request, so that the trigger is settled once Celery has sent what follows it."""
     claim, heartbeat = trigger.claim, trigger.binding.coordination.heartbeat
-    setattr(trigger.request, _ENDED, (heartbeat, claim.record, claim.owner))
+    setattr(trigger.request, _ENDED, (heartbeat, claim.record, claim.owner, trigger.binding.options.keep_message))
     heartbeat.begin_ending(claim.record, claim.owner)
 
 
@@ -33,8 +33,8 @@ def settle(request: Any) -> None:
     """Note that Celery has stored the result of a request and sent its callbacks; does nothing the second time."""
     mark = request.__dict__.pop(_ENDED, None)
     if mark is not None:
-        heartbeat, record, owner = mark
-        heartbeat.settle(record, owner)
+        heartbeat, record, owner, keeps = mark
+        heartbeat.settle(record, owner, keeps)
 
 
 def answer(trigger: Trigger, end: Ended) -> Any:

@@ -7,6 +7,7 @@ import time
 from threading import get_ident
 from typing import TYPE_CHECKING, Final
 
+from celery_singleflight.claims import Settled
 from celery_singleflight.errors import SingleflightError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Settling:
     def __init__(self) -> None:
         #: By the thread in which Celery sends what follows: the trigger, and since when.
         self._ending: dict[int, tuple[Record, str, float]] = {}
-        self._settled: list[tuple[Record, str]] = []
+        self._settled: list[Settled] = []
 
     def __bool__(self) -> bool:
         return bool(self._ending or self._settled)
@@ -40,10 +41,10 @@ class Settling:
         """Note that the trigger has its outcome, and Celery in this thread is about to send what follows."""
         self._ending[get_ident()] = (record, owner, time.monotonic())
 
-    def end(self, record: Record, owner: str) -> None:
-        """Note that Celery has sent all of it."""
+    def end(self, record: Record, owner: str, keeps: str) -> None:
+        """Note that Celery has sent all of it; `keeps` as in `Settled`."""
         self._ending.pop(get_ident(), None)
-        self._settled.append((record, owner))
+        self._settled.append(Settled(record, owner, is_done=True, keeps=keeps))
 
     def forget_thread(self) -> None:
         """Note that this thread does something else now, however its last ending went."""
@@ -53,14 +54,15 @@ class Settling:
         """Tell the store. What it does not take now is told again later."""
         settled, self._settled = self._settled, []
         now = time.monotonic()
-        marks = [(record, owner, True) for record, owner in settled]
-        marks += [
-            (record, owner, False) for record, owner, since in list(self._ending.values()) if _LONG <= now - since < _ENDLESS
+        marks = settled + [
+            Settled(record, owner, is_done=False)
+            for record, owner, since in list(self._ending.values())
+            if _LONG <= now - since < _ENDLESS
         ]
         for first in range(0, len(marks), _AT_ONCE):
             try:
                 store.settle(marks[first : first + _AT_ONCE])
             except SingleflightError as error:
                 logger.warning("could not settle %d triggers, trying again: %s", len(marks) - first, error)
-                self._settled += [(record, owner) for record, owner, is_done in marks[first:] if is_done]
+                self._settled += [mark for mark in marks[first:] if mark.is_done]
                 return

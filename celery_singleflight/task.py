@@ -100,6 +100,9 @@ class SingleflightTask(Stepwise, Task):
     reconcile_delays: Any = None
     #: By which arguments an explicit execution key is recognised, as in `lock_on`; `()` for none. Default: all arguments.
     payload_on: Any = None
+    #: Whether the message of a trigger that has ended is kept, to be replayed: `"failed"` (default), that of one that did not
+    #: succeed; `"always"`; or `"never"`.
+    keep_message: str | None = None
 
     # A run that may be repeated safely is repeated when its worker dies.
     acks_late = True

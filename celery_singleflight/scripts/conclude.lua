@@ -27,6 +27,7 @@
 -- ARGV[12] body       the error; empty for none
 -- ARGV[13] execution_as  what an explicit execution key has of it: "keep", the failure; "unsure", that nobody knows what its run
 --                     has done, and "hold", that it is held until somebody does; else nothing
+-- ARGV[14] keeps      "1" to keep the message with the record of a settled trigger, for a replay
 --
 -- Returns {"concluded", calls}  recorded; also when asked again with the same owner token, which may release and settle, and
 --         when Celery has done what follows the same outcome, which settles it. calls are the messages of those who are next, to
@@ -40,7 +41,7 @@ local group = redis.call('HGET', trigger, 'group')
 
 local function settle()
   redis.call('HSET', trigger, 'settled', '1')
-  redis.call('HDEL', trigger, 'message')
+  redis.call('HDEL', trigger, keeps == '1' and 'handouts' or 'message')
   redis.call('ZREM', due, member)
 end
 

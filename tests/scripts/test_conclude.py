@@ -20,7 +20,7 @@ def ask(desk, claim, outcome="failed"):
     """Return the reply itself."""
     names = desk.store.names(claim.record)
     values = {"owner": claim.owner, "task_id": claim.record.task_id, "outcome": outcome, "reason": '["why"]'}
-    values |= {"keep_ms": 600_000, "release": 1, "member": claim.record.member, "patience_ms": ""}
+    values |= {"keep_ms": 600_000, "release": 1, "member": claim.record.member, "patience_ms": "", "keeps": 0}
     values |= {"lock_key": claim.record.lock_key.text, "content_type": "", "content_encoding": "", "body": b""}
     values |= {"execution_as": ""}
     return CONCLUDE.reply(desk.connections.run(CONCLUDE, len(CONCLUDE.keys), CONCLUDE.arguments(names, values)))

@@ -69,7 +69,7 @@ HEADERS = {
         ("lease", *WAITING, *TRIGGER, "due"),
         (
             *("owner", "lock_key", "task_id", "outcome", "reason", "keep_ms", "release", "member", "patience_ms", *ENCODED),
-            "execution_as",
+            *("execution_as", "keeps"),
         ),
         {"concluded": ("calls",), "refused": ("outcome",)},
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from desk import FAR_LOCK, OTHER_LOCK
 
-from celery_singleflight.claims import Outcome
+from celery_singleflight.claims import Outcome, Settled
 from celery_singleflight.custody import GRACE
 from celery_singleflight.script import load
 
@@ -116,7 +116,9 @@ def test_the_reply_counts_those_that_the_given_owners_had_ended(desk):
     desk.run(other)
     places = [name for claim in (mine, other, desk.claim("t3")) for name in (desk.trigger_name(claim), desk.due_name(claim))]
 
-    raw = desk.connections.run(SETTLE, len(places), [*places, mine.owner, "t1", "", "somebody", "t2", "", "nobody", "t3", ""])
+    told = ((mine.owner, "t1"), ("somebody", "t2"), ("nobody", "t3"))
+    facts = [fact for owner, member in told for fact in (owner, member, "", "failed")]
+    raw = desk.connections.run(SETTLE, len(places), [*places, *facts])
 
     assert SETTLE.reply(raw) == ("settled", 1)
 
@@ -223,3 +225,52 @@ def test_the_message_of_a_dead_letter_is_kept_for_whoever_wants_to_see_it(desk, 
     assert (desk.message(heir), desk.due(heir)) == (b"a message", {})
     assert settled(desk, heir)
     assert desk.rescue(heir) is None
+
+
+# What is kept for a replay
+
+
+@KEYS
+@pytest.mark.parametrize(
+    ("keeps", "outcome", "is_kept"),
+    [
+        ("failed", Outcome.FAILED, True),
+        ("failed", Outcome.REPLACED, True),
+        ("failed", Outcome.SUCCEEDED, False),
+        ("always", Outcome.SUCCEEDED, True),
+        ("always", Outcome.FAILED, True),
+        ("never", Outcome.FAILED, False),
+        ("never", Outcome.SUCCEEDED, False),
+    ],
+)
+def test_a_message_is_kept_for_a_replay_as_the_task_says(desk, execution_key, keeps, outcome, is_kept):
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.run(claim, outcome)
+
+    desk.store.settle([Settled(claim.record, claim.owner, is_done=True, keeps=keeps)])
+
+    assert (desk.message(claim), settled(desk, claim)) == (b"a message" if is_kept else None, True)
+    assert desk.due(claim) == {}
+
+
+@KEYS
+def test_a_kept_message_is_not_handed_out_though_something_has_it_looked_at(desk, execution_key):
+    claim = desk.claim(execution_key=execution_key, message=b"a message")
+    desk.run(claim, Outcome.FAILED)
+    desk.store.settle([Settled(claim.record, claim.owner, is_done=True, keeps="failed")])
+    desk.client.zadd(desk.due_name(claim), {claim.record.member: 1})
+
+    assert desk.rescue(claim) is None
+    assert desk.enter(claim._replace(owner="again")).settled
+    assert (desk.message(claim), desk.due(claim)) == (b"a message", {})
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_message_of_a_run_that_was_concluded_is_kept_if_the_task_says_so(desk, keeps):
+    claim = desk.claim(message=b"a message")
+    desk.acquire(claim)
+
+    assert desk.conclude(claim, keeps=keeps)
+
+    assert (desk.message(claim), settled(desk, claim)) == (b"a message" if keeps else None, True)
+    assert desk.due(claim) == {}

@@ -96,9 +96,7 @@ def install(app: Celery) -> None:
     )
     around(Store, "enter", "enter:before", "enter:after", lambda _, claim: [claim.record.task_id])
     around(Store, "finish", "", "finish:after", lambda _, __, record, *___, **____: [record.task_id])
-    around(
-        Store, "settle", "settle:before", "settle:after", lambda _, ended: [record.task_id for record, _, done in ended if done]
-    )
+    around(Store, "settle", "settle:before", "settle:after", lambda _, ended: [it.record.task_id for it in ended if it.is_done])
     around(Backend, "mark_as_done", "result:before", "result:after", lambda _, task_id, *__, **___: [task_id])
     around(Request, "acknowledge", "ack:before", "ack:after", lambda request: [request.id])
     around(

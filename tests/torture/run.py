@@ -271,8 +271,13 @@ class Torture:
             names = [*client.scan_iter("*:trigger:*", 1000), *client.scan_iter("*:execution:*", 1000)]
             with client.pipeline(transaction=False) as pipe:
                 for name in names:
-                    pipe.hmget(name, "message", "outcome")
-                kept = [name for name, (message, outcome) in zip(names, pipe.execute(), strict=True) if message]
+                    pipe.hmget(name, "message", "outcome", "settled")
+                # That of one that did not succeed is kept, to be replayed.
+                kept = [
+                    name
+                    for name, (message, outcome, is_settled) in zip(names, pipe.execute(), strict=True)
+                    if message and (outcome in (None, b"succeeded", b"coalesced") or not is_settled)
+                ]
             if not (live or due or kept) or time.monotonic() > until:
                 break
             time.sleep(0.5)

@@ -235,7 +235,7 @@ def test_a_sentinel_leads_to_the_primary_it_names(valkey, sentinel):
     connections = connect(sentinel, {"master_name": "main"})
     with redis.Redis(port=valkey.port, db=7) as client:
         client.hset("{sf1}:of sentinel", "by", "1")
-        assert connections.run(SETTLE, 2, ["{sf1}:of sentinel", "{sf1}:due", "1", "member", ""]) == [b"settled", 1]
+        assert connections.run(SETTLE, 2, ["{sf1}:of sentinel", "{sf1}:due", "1", "member", "", ""]) == [b"settled", 1]
         assert client.hget("{sf1}:of sentinel", "settled") == b"1"
     connections.close()
 
@@ -633,7 +633,7 @@ def test_threads_never_get_each_others_replies(valkey):
 
     def settle(thread):
         places = [name for number in range(8) for name in (f"{{sf1}}:of {thread}:{number}", "{sf1}:due")]
-        return {connections.run(SETTLE, 16, [*places, *["1", "member", ""] * 8])[1] for _ in range(50)}
+        return {connections.run(SETTLE, 16, [*places, *["1", "member", "", ""] * 8])[1] for _ in range(50)}
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(settle, range(8))) == [{thread} for thread in range(8)]

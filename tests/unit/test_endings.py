@@ -20,7 +20,7 @@ class Books:
         self.away = []
 
     def settle(self, ended):
-        ended = [(record.task_id, owner, is_done) for record, owner, is_done in ended]
+        ended = [(record.task_id, owner, is_done) for record, owner, is_done, _ in ended]
         if self.away and self.away.pop(0):
             raise StoreUnavailable("away")
         self.told.append(ended)
@@ -46,7 +46,7 @@ def record(task_id):
 
 def test_what_is_done_is_told_once(settling, books):
     settling.begin(record("t1"), "me")
-    settling.end(record("t1"), "me")
+    settling.end(record("t1"), "me", "failed")
     assert settling
     settling.write(books)
     settling.write(books)
@@ -72,7 +72,7 @@ def test_an_ending_that_takes_long_is_told_from_its_second_second_on_for_as_long
     assert [seconds for seconds, _ in told] == [2.0 + n / 2 for n in range(len(told))]
     assert all(batch == [("t1", "me", False)] for _, batch in told)
     assert told[-1][0] == 59.5
-    settling.end(record("t1"), "me")
+    settling.end(record("t1"), "me", "failed")
     settling.write(books)
     settling.write(books)
     assert books.take() == [[("t1", "me", True)]]
@@ -120,13 +120,13 @@ def test_a_new_ending_of_a_thread_takes_the_place_of_the_one_before(settling, bo
 
 
 def test_what_the_store_does_not_take_is_told_again(settling, books, clock, caplog):
-    settling.end(record("t1"), "me")
-    settling.end(record("t2"), "me")
+    settling.end(record("t1"), "me", "failed")
+    settling.end(record("t2"), "me", "failed")
     books.away = [True, True]
     settling.write(books)
     assert settling
     settling.write(books)
-    settling.end(record("t3"), "me")
+    settling.end(record("t3"), "me", "failed")
     settling.write(books)
     assert sorted(books.told[0]) == [("t1", "me", True), ("t2", "me", True), ("t3", "me", True)]
     assert len(books.told) == 1
@@ -138,14 +138,14 @@ def test_an_ending_that_goes_on_is_told_anew_and_not_from_memory(settling, books
     clock.now += 2
     books.away = [True]
     settling.write(books)
-    settling.end(record("t1"), "me")
+    settling.end(record("t1"), "me", "failed")
     settling.write(books)
     assert books.told == [[("t1", "me", True)]]
 
 
 def test_much_is_told_in_parts_and_what_was_taken_is_not_told_again(settling, books):
     for n in range(1200):
-        settling.end(record(f"t{n}"), "me")
+        settling.end(record(f"t{n}"), "me", "failed")
     books.away = [False, True]
     settling.write(books)
     assert [len(batch) for batch in books.take()] == [500]

@@ -292,19 +292,19 @@ def test_the_lease_of_a_triggers_next_run_is_kept_when_the_one_before_it_is_gone
 def test_what_has_ended_is_settled_in_one_batch(heart, books, clock):
     records = [make_lease(clock, name)[1] for name in ("a", "b", "c")]
     for record in records:
-        heart.settle(record, f"owner of {record.task_id}")
+        heart.settle(record, f"owner of {record.task_id}", "failed")
     assert books.settled == []
     heart.flush()
     heart.flush()
-    assert books.settled == [[(record, f"owner of {record.task_id}", True) for record in records]]
+    assert books.settled == [[(record, f"owner of {record.task_id}", True, "failed") for record in records]]
 
 
 def test_a_process_that_leaves_settles_what_is_left(heart, books, clock):
     _, record = make_lease(clock)
-    heart.settle(record, "owner")
+    heart.settle(record, "owner", "failed")
     heart.flush()
     heart.flush()
-    assert books.settled == [[(record, "owner", True)]]
+    assert books.settled == [[(record, "owner", True, "failed")]]
 
 
 def test_a_store_that_is_away_does_not_stop_a_process_from_leaving(heart, books, clock, caplog):
@@ -312,7 +312,7 @@ def test_a_store_that_is_away_does_not_stop_a_process_from_leaving(heart, books,
         raise StoreUnavailable("away")
 
     books.meanwhile = away
-    heart.settle(make_lease(clock)[1], "owner")
+    heart.settle(make_lease(clock)[1], "owner", "failed")
     heart.flush()
     assert "could not settle 1 triggers, trying again: away" in caplog.messages
 
@@ -343,10 +343,10 @@ def test_one_daemon_thread_is_started_by_the_first_lease(beating):
 def test_the_thread_renews_and_settles(beating, books):
     lease, record = make_lease(time, ttl=0.6)
     beating.keep(lease, record)
-    beating.settle(record, "owner")
+    beating.settle(record, "owner", "failed")
     wait_until(lambda: len(books.renewals) >= 3 and books.settled, 5, "three renewals")
     assert not lease.is_lost
-    assert books.settled == [[(record, "owner", True)]]
+    assert books.settled == [[(record, "owner", True, "failed")]]
 
 
 def test_a_short_lease_after_a_long_one_is_renewed_in_time(beating, books):
@@ -581,16 +581,16 @@ def test_a_child_has_a_thread_and_leases_of_its_own(store):
 
 
 def test_what_a_parent_has_to_settle_is_not_settled_by_its_child(heart, books, clock):
-    heart.settle(make_lease(clock)[1], "owner of the parent")
+    heart.settle(make_lease(clock)[1], "owner of the parent", "failed")
 
     def child():
         heart.flush()
-        heart.settle(make_lease(clock, "another")[1], "owner of the child")
+        heart.settle(make_lease(clock, "another")[1], "owner of the child", "failed")
         heart.flush()
-        return [[owner for _, owner, _ in batch] for batch in books.settled]
+        return [[owner for _, owner, *_ in batch] for batch in books.settled]
 
     assert in_child(child) == [["owner of the child"]]
-    assert [owner for _, owner in heart._settling._settled] == ["owner of the parent"]
+    assert [owner for _, owner, *_ in heart._settling._settled] == ["owner of the parent"]
 
 
 def test_a_lease_that_cannot_be_renewed_does_not_take_others_with_it(store):

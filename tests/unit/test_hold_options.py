@@ -79,6 +79,7 @@ def test_a_nested_call_leaves_the_lease_to_the_outer_one(place):
         ("min_hold", 0.0, {0: 0.0, 0.5: 0.5, 604_800: 604_800.0}),
         ("rescue", True, {True: True, False: False}),
         ("max_deliveries", 5, {1: 1, 1000: 1000}),
+        ("keep_message", "failed", {word: word for word in ("failed", "always", "never")}),
         ("store_error_policy", "requeue", {word: word for word in ("requeue", "fail", "run")}),
     ],
 )

@@ -25,9 +25,9 @@ def settled(monkeypatch, place):
     """(Task id, its state in Celery's results) of each trigger at the moment it was settled, once for each time."""
     log, settle = [], Heartbeat.settle
 
-    def note(self, record, owner):
+    def note(self, record, *told):
         log.append((record.task_id, place.app.AsyncResult(record.task_id).state))
-        settle(self, record, owner)
+        settle(self, record, *told)
 
     monkeypatch.setattr(Heartbeat, "settle", note)
     return log

@@ -234,6 +234,11 @@ WRONG = [
         task(store_error_policy="retry"),
         "task shop.settle, store_error_policy: expected 'requeue', 'fail' or 'run', got 'retry'",
     ),
+    row(
+        "keep_message",
+        task(keep_message="fail"),
+        "task shop.settle, keep_message: expected 'failed', 'always' or 'never', got 'fail'; did you mean 'failed'?",
+    ),
     row("max_hold", task(max_hold=0), "task shop.settle, max_hold: expected seconds, at least 1, or inf for no bound, got 0"),
     row(
         "wait_timeout below zero",
