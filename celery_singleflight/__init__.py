@@ -32,6 +32,7 @@ from celery_singleflight.errors import (
 )
 from celery_singleflight.hooks import connect_hooks
 from celery_singleflight.lease import Execution, Lease, current_execution, current_lease
+from celery_singleflight.replaying import ReplayRefused, replay
 from celery_singleflight.resolution import Resolution, UncertainExecution
 from celery_singleflight.resolving import forget_steps, resolve, resolve_step
 from celery_singleflight.step_errors import PayloadChanged, StepError, StepResultUnavailable, StepUncertain
@@ -59,6 +60,7 @@ __all__ = (
     "PayloadChanged",
     "PayloadMismatch",
     "Replaced",
+    "ReplayRefused",
     "Resolution",
     "ResolutionError",
     "ResolvedFailed",
@@ -79,6 +81,7 @@ __all__ = (
     "current_step",
     "forget_steps",
     "lock",
+    "replay",
     "resolve",
     "resolve_step",
 )

@@ -1,10 +1,15 @@
-"""Which run has published a message: a header of the message, and what its own run sees of it."""
+"""Where a trigger comes from: headers of its message, and what its run sees of them."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-__all__ = ("Cause",)
+from celery_singleflight import headers as header
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ("Cause", "history_of")
 
 
 class Cause(NamedTuple):
@@ -22,3 +27,9 @@ class Cause(NamedTuple):
             return cls(str(execution_key), str(run_id), int(attempt))
         except (KeyError, TypeError, ValueError):
             return None
+
+
+def history_of(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an execution is told of where its trigger comes from."""
+    cause = headers.get(header.CAUSED_BY)
+    return {"caused_by": Cause.of_header(cause) if cause else None, "is_forced": headers.get(header.FORCED) is True}

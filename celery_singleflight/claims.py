@@ -27,7 +27,6 @@ __all__ = (
     "Parked",
     "Record",
     "Refused",
-    "Settled",
     "Surplus",
     "Terms",
     "UncertainRun",
@@ -166,18 +165,6 @@ class UncertainRun(NamedTuple):
     worker: str
     age: float
     tries: int
-
-
-class Settled(NamedTuple):
-    """How far Celery has come with what follows the outcome that the owner has recorded.
-
-    `keeps` is whether the message stays with the record when all is done: "failed", "always" or "never", as the option says.
-    """
-
-    record: Record
-    owner: str
-    is_done: bool
-    keeps: str = "never"
 
 
 class Acquired(NamedTuple):

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from celery_singleflight.errors import ConfigurationError, ResolutionError, SingleflightError, StoreUnavailable
-from celery_singleflight.showing import Paper, show_explanation, show_locks, show_release, show_resolved, show_uncertain
+from celery_singleflight.showing import (
+    Paper,
+    show_explanation,
+    show_locks,
+    show_release,
+    show_replay,
+    show_resolved,
+    show_uncertain,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +44,7 @@ _limit = click.option("--limit", type=click.IntRange(1, 10_000), default=100, sh
 
 @click.group()
 def singleflight(**_: Any) -> None:
-    """Protected tasks: which lock keys are held, why a trigger does not run, what a run has done that died, releasing a holder.
+    """Protected tasks: which lock keys are held, why a trigger does not run, what a run has done that died; and what to do.
 
     Exit codes: 0 done, 1 unknown key, 2 the store does not answer or there is none, 3 refused.
     """
@@ -139,6 +147,28 @@ def release(context: click.Context, key: str, token: int, *, force: bool, as_jso
         found = inspection.release(key, token, force=force)
     _print(context, found, as_json=as_json, show=show_release)
     if not found.is_released:
+        context.exit(_REFUSED)
+
+
+@singleflight.command()
+@click.argument("task_id")
+@click.option("--execution-key", help="Refuse the trigger if its explicit execution key is another one.")
+@click.option("--force", is_flag=True, help="Run also one that has succeeded, or of which nobody knows what it has done.")
+@click.option("--reason", default="", metavar="TEXT", help="Why it is forced; recorded.")
+@_as_json
+@click.pass_context
+def replay(context: click.Context, task_id: str, execution_key: str | None, reason: str, *, force: bool, as_json: bool) -> None:
+    """Run the trigger TASK_ID again, which has ended: same id, same arguments, same keys and rules.
+
+    Its message is the one that the store has kept with its record (the option keep_message). One that runs or waits is
+    refused, and without --force one that has succeeded.
+    """
+    from celery_singleflight.replays import replay_trigger  # noqa: PLC0415, see above
+
+    with _inspection(context) as inspection:
+        found = replay_trigger(inspection, task_id, execution_key=execution_key, force=force, reason=reason)
+    _print(context, found, as_json=as_json, show=show_replay)
+    if not found.is_replayed:
         context.exit(_REFUSED)
 
 

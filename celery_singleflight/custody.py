@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from celery_singleflight.claims import Finished, Handout, Outcome, Record, Settled
+from celery_singleflight.claims import Finished, Handout, Outcome, Record
 from celery_singleflight.keys import LockKey
 from celery_singleflight.script import Script, Value, load
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from celery_singleflight.connection import Connections
     from celery_singleflight.keys import KeySpace
 
-__all__ = ("GRACE", "Custody", "as_text", "calls_of", "milliseconds")
+__all__ = ("GRACE", "Custody", "Settled", "as_text", "calls_of", "milliseconds")
 
 _CONCLUDE: Final = load("conclude")
 _SETTLE: Final = load("settle")
@@ -29,11 +29,26 @@ _RESCUE: Final = load("rescue")
 _ATTEND: Final = load("attend")
 _RECALL: Final = load("recall")
 _FIND: Final = load("find")
+_REPLAY: Final = load("replay")
 
 #: Seconds for which a trigger that has ended is left to the delivery that ended it, before another one answers for it.
 GRACE: Final = 5.0
+#: Seconds after which a sweeper publishes what is replayed, if whoever replays it has not.
+_AGAIN: Final = 5.0
 #: Seconds after which a message that was handed out and has not entered is handed out again, at first.
 _HANDOUT_PAUSE: Final = 10.0
+
+
+class Settled(NamedTuple):
+    """How far Celery has come with what follows the outcome that the owner has recorded.
+
+    `keeps` is whether the message stays with the record when all is done: "failed", "always" or "never", as the option says.
+    """
+
+    record: Record
+    owner: str
+    is_done: bool
+    keeps: str = "never"
 
 
 class Custody:
@@ -156,6 +171,39 @@ class Custody:
                 if lock_key:
                     found.append(Record.of_member(LockKey(name, lock_key.decode()), member.decode()))
         return found
+
+    def replay(
+        self,
+        record: Record,
+        mark: str,
+        *,
+        force: bool,
+        reason: str,
+        holds: bool,
+        seen: str = "",
+        message: bytes = b"",
+        generation: int = 0,
+    ) -> Any:
+        """Clear the outcome of a trigger and put this message in place of its own; see the script for what is answered.
+
+        Without what is `seen` of the outcome nothing is changed, and it is told. `holds` is whether an execution is held of
+        which nobody knows what it has done.
+        """
+        return self._run(
+            _REPLAY,
+            self.names(record),
+            {
+                "replay": mark,
+                "member": record.member,
+                "force": int(force),
+                "reason": reason,
+                "unsure_as": "hold" if holds else "rerun",
+                "seen": seen,
+                "message": as_text(message),
+                "generation": generation,
+                "again_ms": milliseconds(_AGAIN),
+            },
+        )
 
     def _recall(self, record: Record) -> Handout | None:
         reply = self._run(

@@ -6,6 +6,7 @@ message and a result there is only the size.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,7 @@ __all__ = (
     "Signs",
     "Trigger",
     "Turns",
+    "forced_replays",
     "why_of",
     "why_of_lock",
 )
@@ -178,6 +180,13 @@ class Trigger:
     origin: Origin | None
     #: Whether another payload under its explicit execution key is refused.
     is_payload_compared: bool
+    #: Of each replay that was forced: how long ago, and why.
+    forced: list[tuple[float, str]]
+
+
+def forced_replays(told: str | None, now: int) -> list[tuple[float, str]]:
+    """Read which replays of a trigger were forced, at that store time in ms."""
+    return [(max(now - at, 0) / 1000, reason) for at, reason in json.loads(told or "[]")]
 
 
 @dataclass(frozen=True, slots=True)

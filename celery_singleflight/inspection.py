@@ -27,6 +27,7 @@ from celery_singleflight.findings import (
     Release,
     Trigger,
     Turns,
+    forced_replays,
     why_of,
     why_of_lock,
 )
@@ -252,6 +253,7 @@ class Inspection(Doubting):
             uncertain=uncertain,
             origin=Origin.of_record(run),
             is_payload_compared=bool(run["payload"]),
+            forced=forced_replays(own["forced"], now),
         )
 
     def _waits(self, record: Record, own: dict[str, Any]) -> tuple[int | None, int]:

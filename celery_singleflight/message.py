@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 
     from celery_singleflight.claims import Handout
 
-__all__ = ("arguments_in", "pack_message", "publish_again", "queues_behind", "replace_arguments", "route_of")
+__all__ = (
+    "arguments_in",
+    "headers_in",
+    "mark_message",
+    "pack_message",
+    "publish_again",
+    "queues_behind",
+    "replace_arguments",
+    "route_of",
+)
 
 _encode: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 #: How the exchange of kombu's native delayed delivery is called, and what a routing key begins with that went through it.
@@ -50,11 +59,28 @@ def pack_message(request: Any) -> bytes:
         "content_type": content_type,
         "content_encoding": content_encoding,
     }
+    return _packed(head, body.encode() if isinstance(body, str) else bytes(body))
+
+
+def _packed(head: dict[str, Any], body: bytes) -> bytes:
     try:
         line = _encode(head)
     except TypeError:  # an AMQP header may be a date
         line = kombu_json.dumps(head)
-    return line.encode() + b"\n" + (body.encode() if isinstance(body, str) else bytes(body))
+    return line.encode() + b"\n" + body
+
+
+def headers_in(message: bytes) -> dict[str, Any]:
+    """Return the headers of a message as `pack_message` made it."""
+    headers: dict[str, Any] = kombu_json.loads(message.partition(b"\n")[0].decode())["headers"]
+    return headers
+
+
+def mark_message(message: bytes, marks: dict[str, Any]) -> bytes:
+    """Return the message with these headers in place of what it has of them."""
+    line, _, body = message.partition(b"\n")
+    head = kombu_json.loads(line.decode())
+    return _packed({**head, "headers": {**head["headers"], **marks}}, body)
 
 
 def arguments_in(message: bytes) -> tuple[Any, Any]:

@@ -29,7 +29,7 @@ EXAMINED: Final = 10_000
 _BATCH: Final = 500
 _FIELDS: Final = (
     *("owner", "until_ms", "attempt", "task_id", "lock_key", "handouts", "died", "released"),
-    *("outcome", "reason", "ended_ms", "settled", "parked"),
+    *("outcome", "reason", "ended_ms", "settled", "parked", "forced"),
     *("unsure", "worker", "task", "run", "generation", "run_generation", "origin", "payload", "awaiting", "awaits_at"),
 )
 _NAME: Final = re.compile(r"(\{.*?\}:\d+:)([a-z]+):(.*)", re.DOTALL)

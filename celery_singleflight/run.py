@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from celery_singleflight import signals
+from celery_singleflight.cause import history_of
 from celery_singleflight.claims import Acquired, Doubt, Encoded, Ended, Held, Outcome, Parked, Surplus
 from celery_singleflight.custody import GRACE
 from celery_singleflight.direct import call_directly, held_here
@@ -95,10 +96,8 @@ def _enter(trigger: Trigger) -> tuple[Answer, float] | None:
 
 
 def _run_unprotected(trigger: Trigger, body: Callable[..., Any]) -> Any:
-    record = trigger.claim.record
-    execution = Execution(
-        key=trigger.execution_key, run_id=trigger.claim.run_id, attempt=1, task_id=record.task_id, **trigger.history
-    )
+    claim, history = trigger.claim, history_of(trigger.headers)
+    execution = Execution(key=trigger.execution_key, run_id=claim.run_id, attempt=1, task_id=claim.record.task_id, **history)
     with Holding(None, execution, trigger.task, trigger.request.id):
         return _call(trigger, body)
 
@@ -128,7 +127,7 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
         attempt=entered.attempt,
         task_id=claim.record.task_id,
         is_unsure=entered.is_unsure,
-        **trigger.history,
+        **history_of(trigger.headers),
     )
     arguments = (trigger.args, trigger.kwargs)
     execution.work = Work(trigger.binding, trigger.task.name, lease, claim.record, entered.run_id, claim.worker, arguments)

@@ -7,7 +7,7 @@ import time
 from threading import get_ident
 from typing import TYPE_CHECKING, Final
 
-from celery_singleflight.claims import Settled
+from celery_singleflight.custody import Settled
 from celery_singleflight.errors import SingleflightError
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
     from celery_singleflight.doubts import Origin, Resolved, Uncertain, Uncertainty
     from celery_singleflight.findings import Explanation, Holder, Lock, Locks, Release, Signs, Trigger, Turns
+    from celery_singleflight.replays import Replay
 
-__all__ = ("Paper", "show_explanation", "show_locks", "show_release", "show_resolved", "show_uncertain")
+__all__ = ("Paper", "show_explanation", "show_locks", "show_release", "show_replay", "show_resolved", "show_uncertain")
 
 
 class Paper:
@@ -112,6 +113,9 @@ def show_explanation(found: Explanation, paper: Paper) -> None:
             paper.table(heads, [_trigger(trigger) for trigger in triggers])
             if found.kind != "lock key":
                 _say_more(triggers[0], paper)
+            for trigger in triggers:
+                for ago, reason in trigger.forced:
+                    paper.say(f"{trigger.task_id} was replayed by force {_seconds(ago)} ago: {reason}")
     if found.counts:
         c = found.counts
         with_broker, waiting = (_count(number, is_all=c.is_complete) for number in (c.with_broker, c.waiting_for_word))
@@ -175,6 +179,16 @@ def show_release(found: Release, paper: Paper) -> None:
         click.echo(f"{found.lock_key}: {held}, {left}, token {holder.fencing_token}", err=True)
     expected = "expected an expired lease, or --force" if found.why == "live" else "expected the --token of a holder"
     click.echo(f"Refused: {expected}, got --token {found.fencing_token}", err=True)
+
+
+def show_replay(found: Replay, paper: Paper) -> None:
+    """Show what `replay` has done."""
+    if found.is_replayed:
+        how = "replayed by force" if found.is_forced else "replayed"
+        was = f"it had ended {found.outcome}" if found.outcome else "its outcome was taken back with a resolved step"
+        paper.say(f"{found.task_id} of {found.task}: {how}, {was}")
+        return
+    click.echo(f"Refused: {found.refusal}", err=True)
 
 
 def _signs(signs: Signs) -> tuple[str, str]:

@@ -16,6 +16,7 @@ __all__ = (
     "lease_endangered",
     "lease_lost",
     "parked",
+    "replayed",
     "requeued",
     "rescued",
     "trigger_ended",
@@ -65,3 +66,7 @@ rescued: Final = Signal(name="rescued", providing_args={"task_id", "lock_name", 
 #: A call was answered with the handle of an earlier trigger, and no message was sent. Passes `task_id` of that trigger,
 #: `execution_key` and `how` ("completed", "running" or "announced").
 answered_at_publish: Final = Signal(name="answered_at_publish", providing_args={"task_id", "execution_key", "how"})
+
+#: A trigger that was over is run again. Passes `task_id`, `lock_name`, `outcome` (the `Outcome` that it had; None when that was
+#: taken back with a resolved step), `is_forced` and `reason` (a text). Sent in the process that replays it.
+replayed: Final = Signal(name="replayed", providing_args={"task_id", "lock_name", "outcome", "is_forced", "reason"})

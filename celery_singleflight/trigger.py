@@ -13,7 +13,6 @@ from celery.utils.time import maybe_iso8601
 
 from celery_singleflight import headers as header
 from celery_singleflight.binding import arguments_digest
-from celery_singleflight.cause import Cause
 from celery_singleflight.claims import Claim, OnHeld, Record, Waits
 from celery_singleflight.custody import GRACE
 from celery_singleflight.errors import LockKeyError, OptionError
@@ -189,16 +188,6 @@ class Trigger:
         """For how many seconds it may wait in its slot, because it was called ahead of its turn."""
         linger = self.headers.get(header.LINGER, 0.0)
         return linger if isinstance(linger, int | float) else 0.0
-
-    @property
-    def history(self) -> dict[str, Any]:
-        """What its execution is told of where the trigger comes from."""
-        headers = self.headers
-        cause = headers.get(header.CAUSED_BY)
-        return {
-            "caused_by": Cause.of_header(cause) if cause else None,
-            "is_forced": headers.get(header.FORCED) is True,
-        }
 
     def waiting(self, *, linger: float) -> Claim:
         """Return the claim, by which its slot may wait for so many seconds."""

@@ -1,6 +1,6 @@
 -- Say what became of a step that was begun and never recorded, or give a step that is done the result that could not be stored.
 --
--- A trigger whose failure came of it may be sent again, under the same id, and goes on where it was.
+-- A trigger whose failure came of it may be sent again, under the same id, or be replayed, and goes on where it was.
 --
 -- Uses time, steps.
 --
@@ -39,8 +39,12 @@ end
 if redis.call('HGET', steps, 'held') == 'step:' .. name then
   redis.call('HSET', steps, 'held', 'resolved')
   if outcome == 'failed' then
+    -- What is settled is not looked at any more, and its message waits for a replay.
+    if redis.call('HEXISTS', execution, 'settled') == 0 then
+      redis.call('HDEL', execution, 'message')
+    end
     redis.call('HDEL', execution, 'outcome', 'settled', 'reason', 'by', 'concluded_by', 'ended_ms', 'content_type',
-               'content_encoding', 'body', 'generation', 'copy', 'message', 'died', 'left_by', 'handouts')
+               'content_encoding', 'body', 'generation', 'copy', 'died', 'left_by', 'handouts')
   end
 end
 return {'resolved'}

@@ -12,6 +12,7 @@ from step_desk import VALUE, Run
 
 from celery_singleflight.announcements import Announcement
 from celery_singleflight.claims import Outcome, Terms, Waits
+from celery_singleflight.custody import Settled
 from celery_singleflight.errors import ExecutionKeyReused, LeaseLost, ScriptError
 from celery_singleflight.script import Script, load
 from celery_singleflight.store import Store
@@ -165,6 +166,21 @@ HEADERS = {
         ("execution", "steps"),
         ("name", "state", *ENCODED),
         {"resolved": (), "running": ("worker",), "certain": ("state",)},
+    ),
+    "replay": (
+        (*TRIGGER, "steps", "due"),
+        ("replay", "member", "force", "reason", "unsure_as", "seen", "message", "generation", "again_ms"),
+        {
+            "replayed": (),
+            "recorded": ("seen", "outcome", "message", "generation"),
+            "running": ("task_id", "worker"),
+            "waiting": ("message",),
+            "ending": ("outcome",),
+            "succeeded": ("outcome",),
+            "uncertain": ("step",),
+            "bare": ("outcome",),
+            "unknown": (),
+        },
     ),
 }
 
@@ -643,6 +659,67 @@ def other_by_withdraw(desk):
     desk.store.withdraw(Announcement("billing", "invoice:1", "a2", "shop.bill", ""))
 
 
+# A trigger that is replayed.
+
+
+def replay(desk, claim, mark="replay 1", *, force=False, **how):
+    return desk.store.replay(claim.record, mark, force=force, reason="asked for", holds=True, **how)
+
+
+def over(desk, outcome=Outcome.FAILED, **how):
+    claim = desk.claim(message=b"a message", **how)
+    desk.run(claim, outcome)
+    desk.store.settle([Settled(claim.record, claim.owner, is_done=True, keeps="failed")])
+    return claim
+
+
+def recorded_by_replay(desk):
+    claim = over(desk)
+    return claim, replay(desk, claim)
+
+
+def replayed(desk):
+    claim, told = recorded_by_replay(desk)
+    replay(desk, claim, seen=told.seen.decode(), message=b"the same message", generation=1 << 20)
+
+
+def running_by_replay(desk):
+    claim = desk.claim()
+    desk.acquire(claim)
+    replay(desk, claim)
+
+
+def waiting_by_replay(desk):
+    claim = desk.claim(message=b"a message")
+    desk.die(claim)
+    replay(desk, claim)
+
+
+def ending_by_replay(desk):
+    claim = desk.claim(message=b"a message")
+    desk.run(claim, Outcome.FAILED)
+    replay(desk, claim)
+
+
+def succeeded_by_replay(desk):
+    replay(desk, over(desk, Outcome.SUCCEEDED))
+
+
+def uncertain_by_replay(desk):
+    run = uncertain_by_begin(desk)
+    run.finish()
+    desk.settle(run.claim)
+    replay(desk, run.claim)
+
+
+def bare_by_replay(desk):
+    replay(desk, over(desk, Outcome.SUCCEEDED), force=True)
+
+
+def unknown_by_replay(desk):
+    replay(desk, desk.claim())
+
+
 #: What makes a script give a reply.
 SCENES = {
     "enter": (acquired, held, parked_by_enter, linger, led, merge, ended, surplus, reused, uncertain),
@@ -673,6 +750,17 @@ SCENES = {
         *(other_by_resolve, unknown),
     ),
     "resolve_step": (resolved, running, certain),
+    "replay": (
+        replayed,
+        recorded_by_replay,
+        running_by_replay,
+        waiting_by_replay,
+        ending_by_replay,
+        succeeded_by_replay,
+        uncertain_by_replay,
+        bare_by_replay,
+        unknown_by_replay,
+    ),
 }
 
 

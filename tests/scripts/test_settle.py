@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from desk import FAR_LOCK, OTHER_LOCK
 
-from celery_singleflight.claims import Outcome, Settled
-from celery_singleflight.custody import GRACE
+from celery_singleflight.claims import Outcome
+from celery_singleflight.custody import GRACE, Settled
 from celery_singleflight.script import load
 
 SETTLE = load("settle")

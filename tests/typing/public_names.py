@@ -19,6 +19,7 @@ from celery_singleflight import (
     Outcome,
     PayloadChanged,
     Replaced,
+    ReplayRefused,
     ResultUnavailable,
     ScriptError,
     SingleflightError,
@@ -32,6 +33,7 @@ from celery_singleflight import (
     current_execution,
     current_lease,
     lock,
+    replay,
 )
 
 if TYPE_CHECKING:
@@ -73,6 +75,14 @@ def an_execution_says_what_it_is(execution: Execution) -> None:
     assert_type(execution.is_forced, bool)
     assert_type(execution.caused_by, Cause | None)
     execution.caused_by.run_id  # type: ignore[union-attr]  # noqa: B018
+
+
+def a_replay_says_how_the_trigger_had_ended(app: Celery) -> None:
+    assert_type(replay(app, "id", task="shop.settle"), Outcome | None)
+    assert_type(replay(app, "id", task="shop.settle", execution_key="settle:42", force=True, reason="lost"), Outcome | None)
+    replay(app, "id")  # type: ignore[call-arg]
+    replay(app, "id", task="shop.settle", force="yes")  # type: ignore[arg-type]
+    assert_type(ReplayRefused("id", "waiting").why, str)
 
 
 def what_is_held_here_may_be_nothing() -> None:

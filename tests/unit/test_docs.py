@@ -40,7 +40,7 @@ def test_the_settings_of_the_readme_are_the_settings_of_the_code():
 
 def test_every_header_is_documented():
     documented = {row[0].strip("`") for row in rows("docs/reference/messages.md")}
-    own = {headers.KEY, headers.DIGEST, headers.CAUSED_BY, *headers.OF_A_WAIT}
+    own = {headers.KEY, headers.DIGEST, headers.CAUSED_BY, headers.SOURCE, headers.FORCED, *headers.OF_A_WAIT}
     assert documented == own | {option.header for option in CALL_OPTIONS.values()}
 
 

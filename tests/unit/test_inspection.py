@@ -14,7 +14,7 @@ from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
-from celery_singleflight import commands, doubts, findings, lock, showing
+from celery_singleflight import commands, doubts, findings, lock, replays, showing
 from celery_singleflight.claims import Acquired, Claim, Encoded, Ended, Finished, Held, Outcome, Record
 from celery_singleflight.findings import Turns
 from celery_singleflight.inspection import _RELEASE, inspecting
@@ -626,7 +626,7 @@ def test_turns_tell_about_how_many_wait(hold_ms, next_ms, turns):
 
 # The documents, as docs/reference/commands.md has them.
 
-NAMED = [getattr(module, name) for module in (findings, doubts) for name in module.__all__]
+NAMED = [getattr(module, name) for module in (findings, doubts, replays) for name in module.__all__]
 DOCUMENTS = [document for document in NAMED if dataclasses.is_dataclass(document)]
 
 
