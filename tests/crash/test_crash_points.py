@@ -91,8 +91,8 @@ WORKER_DIES = [
     ],
 ]
 IN_A_PUBLISHER = ["publish:before", "publish:after"]
-#: Where the outcome is not the usual one, tested in `test_dead_workers.py`; and where triggers wait in the store, tested in
-#: `test_handoff.py`.
+#: Where the outcome is not the usual one, tested in `test_dead_workers.py`; where triggers wait in the store, tested in
+#: `test_handoff.py`; and where one is replayed, tested in `test_replaying_in_workers.py`.
 ELSEWHERE = {
     "conclude:after",
     "park:after",
@@ -100,6 +100,8 @@ ELSEWHERE = {
     "call:before-publish",
     "call:after-publish",
     "follow:after",
+    "replay:before-publish",
+    "replay:after-publish",
 }
 
 

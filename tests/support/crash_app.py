@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import crash_points
 import protected_app
+from celery.utils.log import get_task_logger
 
 from celery_singleflight import LeaseLost, SingleflightTask, signals
 
 if TYPE_CHECKING:
     from celery import Celery
+
+
+logger = get_task_logger(__name__)
 
 
 def make_app(config: dict[str, Any], directory: str) -> Celery:
@@ -120,6 +124,23 @@ def add_tasks(app):  # noqa: C901, PLR0915, one task after the other
         """The rest of a chain: with its lock key of its own it happens once, however often it is sent."""
         body(self, f"{key}-tail")
         return [before, "tail"]
+
+    for name, more in {"mended": {}, "mended_by_key": {"idempotent_on": "mend:{key}"}}.items():
+
+        @task(name=f"protected_app.{name}", keep_message="always", **more)
+        def mended(self, key):
+            """Fail until what is broken is mended: the test opens a gate."""
+            logger.warning("mending %s", key)
+            body(self, key, attempt=self.execution.attempt, forced=self.execution.is_forced)
+            if not (ledger.directory / f"gate-{key}").exists():
+                raise OSError(f"{key} is broken")
+            app.tasks["protected_app.effect"].delay(f"{key}-effect")
+            return self.execution.run_id
+
+    @task(name="protected_app.effect")
+    def effect(self, key):
+        """What another body has caused."""
+        ledger.write(key, "effect", cause=self.execution.caused_by)
 
     @task(name="protected_app.which_run")
     def which_run(self, key, gate):

@@ -48,6 +48,8 @@ POINTS: Final = {
     "release:before": "main",
     "release:after": "main",
     "conclude:after": "main",
+    "replay:before-publish": "publisher",
+    "replay:after-publish": "publisher",
     "sweep:after-look": "main",
     "sweep:after-handout": "main",
     "sweep:after-publish": "main",
@@ -84,7 +86,7 @@ def install(app: Celery) -> None:
     from celery.backends.base import Backend  # noqa: PLC0415, publishers and workers only
     from celery.worker.request import Request  # noqa: PLC0415, as above
 
-    from celery_singleflight import entering, handoff, run, sweeper, waiting  # noqa: PLC0415, as above
+    from celery_singleflight import entering, handoff, replaying, run, sweeper, waiting  # noqa: PLC0415, as above
     from celery_singleflight.departure import Departure  # noqa: PLC0415, as above
     from celery_singleflight.store import Store  # noqa: PLC0415, as above
 
@@ -105,6 +107,13 @@ def install(app: Celery) -> None:
     around(run, "park", "park:after", "", lambda trigger, _: [trigger.request.id])
     around(entering, "_linger", "linger:begin", "", lambda _, trigger, *__: [trigger.request.id])
     around(handoff, "publish_again", "call:before-publish", "call:after-publish", lambda _, handout: [_id_in(handout.message)])
+    around(
+        replaying,
+        "hand_on",
+        "replay:before-publish",
+        "replay:after-publish",
+        lambda _, calls: [_id_in(call.message) for call in calls],
+    )
     around(Store, "follow", "", "follow:after", lambda _, claim, by: [claim.record.task_id])
     around(run, "_give_back", "retry:after-publish", "abandon:after", _given_back_to_a_later_generation)
     around(Departure, "give_back", "release:before", "release:after", lambda departure, **_: [departure._request.id])
