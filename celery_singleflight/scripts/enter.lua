@@ -368,7 +368,7 @@ end
 if not is_kept then
   if about then
     redis.call('ZREM', due, member)
-  elseif doubt then
+  elseif doubt or newest then
     leave_message()
   end
 end

@@ -8,7 +8,7 @@ import pytest
 from desk import LOCK, NOBODY_NEXT, lose_next_reply
 from step_desk import Run
 
-from celery_singleflight.claims import Acquired, Encoded, Ended, Held, Outcome, Surplus, Terms
+from celery_singleflight.claims import Acquired, Encoded, Ended, Held, Outcome, Surplus, Terms, Waits
 from celery_singleflight.custody import Settled
 from celery_singleflight.progress import Begun, Done
 
@@ -335,3 +335,17 @@ def test_a_lock_key_that_is_held_is_waited_for(desk):
     desk.acquire(desk.claim("t2", lock_key=LOCK))
     assert replay(desk, claim) == "replayed"
     assert entered(desk, claim).what == "lock"
+
+
+def test_a_message_that_is_not_to_be_kept_while_it_runs_leaves_the_store_with_the_replay(desk):
+    desk.acquire(desk.claim("t0"))
+    claim = desk.claim(message=b"a message", on_held="queue", waits=Waits(keeps=False))
+    desk.enter(claim)
+    desk.conclude(claim, Outcome.REVOKED, keeps=True)
+    assert desk.message(claim) == b"a message"
+    desk.client.delete(desk.lease_name(claim))
+
+    assert replay(desk, claim) == "replayed"
+
+    assert isinstance(entered(desk, claim), Acquired)
+    assert (desk.message(claim), desk.due(claim)) == (None, {})
