@@ -72,8 +72,8 @@ if seen ~= knows then
 end
 
 redis.call('HDEL', trigger, 'outcome', 'settled', 'reason', 'by', 'concluded_by', 'ended_ms', 'led_by', 'content_type',
-           'content_encoding', 'body', 'copy', 'died', 'left_by', 'handouts', 'released', 'group', 'awaiting', 'awaits_at',
-           'waits_since')
+           'content_encoding', 'body', 'copy', 'died', 'left_by', 'handouts', 'released', 'group', 'parked', 'member',
+           'awaiting', 'awaits_at', 'waits_since')
 redis.call('HSET', trigger, 'message', message, 'generation', generation, 'replayed', replay)
 if force == '1' then
   local all = forced and cjson.decode(forced) or {}

@@ -346,6 +346,7 @@ def test_a_message_that_is_not_to_be_kept_while_it_runs_leaves_the_store_with_th
     desk.client.delete(desk.lease_name(claim))
 
     assert replay(desk, claim) == "replayed"
+    assert "parked" not in desk.trigger(claim), "it waits in no line any more"
 
     assert isinstance(entered(desk, claim), Acquired)
     assert (desk.message(claim), desk.due(claim)) == (None, {})
