@@ -40,7 +40,7 @@ def add_tasks(app):  # noqa: C901, PLR0915, one task after the other
     ledger = app.ledger
     task = partial(app.task, shared=False)
 
-    @task(bind=True, base=SingleflightTask, lock_on=("key",))
+    @task(bind=True, base=SingleflightTask, lock_on=("key",), payload_on=())
     def work(self, key, value=None, gate=None, seconds=0.0):
         """Hold the key until the gate is open, or for so many seconds."""
         body(self, key, gate=gate, seconds=seconds)

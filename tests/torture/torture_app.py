@@ -78,7 +78,7 @@ def add_tasks(app: Celery) -> None:  # noqa: C901, PLR0915, one task after the o
     evidence = app.evidence
     task = partial(app.task, shared=False, bind=True, base=SingleflightTask, lock_on=("key",))
 
-    @task(name="torture.work")
+    @task(name="torture.work", payload_on=("kind",))
     def work(self, key, seconds, early, kind="work", linger=0.0):
         with Body(evidence, self, key, kind) as body:
             Body.linger = linger
