@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
+from collections import defaultdict
+from contextlib import suppress
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Ledger:
@@ -16,26 +22,48 @@ class Ledger:
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
         self.path = self.directory / "ledger"
+        self._guard = threading.Lock()
+        self._end = 0
+        self._rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
 
     def write(self, key: str, what: str, **facts: Any) -> None:
-        line = json.dumps({"key": key, "what": what, "at": time.monotonic(), "pid": os.getpid(), **facts}) + "\n"
-        with self.path.open("a") as file:
-            file.write(line)
+        line = json.dumps({"key": key, "what": what, "at": time.monotonic(), "pid": os.getpid(), **facts})
+        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            # In one go, so that the lines of several processes do not mix. The line of one that is killed meanwhile may be
+            # cut short: the next one does not go on with it.
+            os.write(file, f"\n{line}\n".encode())
+        finally:
+            os.close(file)
 
     def read(self, key: str, what: str | None = None) -> list[dict[str, Any]]:
-        if not self.path.exists():
-            return []
-        rows = [json.loads(line) for line in self.path.read_text().splitlines()]
-        return [row for row in rows if row["key"] == key and what in (None, row["what"])]
+        """What was written of a key, in order."""
+        return self._known(("key", key)) if what is None else [row for row in self._known(("key", key)) if row["what"] == what]
 
     def rows(self, what: str) -> list[dict[str, Any]]:
-        """What was written of this kind, whatever its key."""
-        if not self.path.exists():
-            return []
-        mark = f'"what": "{what}"'
-        return [
-            row for line in self.path.read_text().splitlines() if mark in line and (row := json.loads(line))["what"] == what
-        ]
+        """What was written of this kind, whatever its key, in order."""
+        return self._known(("what", what))
+
+    def _known(self, index: tuple[str, str]) -> list[dict[str, Any]]:
+        with self._guard:
+            for row in self._news():
+                for name in ("key", "what"):
+                    self._rows[name, row[name]].append(row)
+            return list(self._rows.get(index, ()))
+
+    def _news(self) -> Iterator[dict[str, Any]]:
+        """What was written since the last look. Who writes may be in the midst of a line, which is left to the next look."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._end)
+                news = file.read()
+        except FileNotFoundError:
+            return
+        whole = news[: news.rfind(b"\n") + 1]
+        self._end += len(whole)
+        for line in filter(None, whole.split(b"\n")):
+            with suppress(json.JSONDecodeError):  # cut short by the death of its process
+                yield json.loads(line)
 
     def runs(self, key: str) -> list[dict[str, Any]]:
         """Bodies that began, in order."""
