@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ class _OwnerPerDelivery:
     """Mints the owner token of a delivery where the main process can release by it, and hands it to the pool."""
 
     task: Any
+    id: str
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Count the slots where Celery's own subclass, which does not call ours, gives a trigger to the pool."""
@@ -65,6 +67,8 @@ class _OwnerPerDelivery:
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]
+        former = state.requests.get(self.id)
+        self._former = weakref.ref(former) if former is not None else lambda: None
         eventer = self.eventer  # type: ignore[attr-defined]
         request_dict = self.request_dict  # type: ignore[attr-defined]
         # Properties do not travel on with a requeued message, so the token stays with this delivery. What is here of the
@@ -78,7 +82,15 @@ class _OwnerPerDelivery:
         }
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
-        """Celery's handler for a run that has raised, or whose process is lost; the lease of that one is released here."""
+        """Celery's handler for a delivery that ends without a result: it raised, waits, was dropped, or its process is lost."""
+        latest = state.requests.get(self.id)
+        try:
+            return self._fail(exc_info, *args, **kwargs)
+        finally:
+            self._leave_to_be_found(latest)
+
+    def _fail(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        """Release the lease of a run whose process is lost, and let Celery do what follows."""
         error = getattr(exc_info.exception, "exc", exc_info.exception)
         forward = partial(super().on_failure, exc_info, *args, **kwargs)  # type: ignore[misc]
         if isinstance(error, TimeLimitExceeded):
@@ -120,6 +132,16 @@ class _OwnerPerDelivery:
         if not Departure(self).revoke(reason) and not terminated:
             raise _NothingToRevokeError
         return super()._announce_revoked(reason, terminated, *args, **kwargs)  # type: ignore[misc]
+
+    def _leave_to_be_found(self, latest: Any) -> None:
+        """Have Celery know of another delivery of the trigger that is here, now that this one is over.
+
+        Celery keeps one for an id, that which came last, and none when any of them is over. A trigger that has waited may
+        begin, and a copy of one that runs be dropped, and `revoke(terminate=True)` would not find the run.
+        """
+        other = self._former() if latest is self else latest
+        if other is not None and other in state.reserved_requests:  # those that run are among them
+            state.requests.setdefault(self.id, other)
 
     _is_given_back = False
     _is_overtaken = False
