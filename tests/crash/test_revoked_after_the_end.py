@@ -19,7 +19,7 @@ def twins(request, start_shared, valkey):
 def test_an_outcome_is_told_though_its_trigger_was_revoked_and_its_process_died_before(twins):
     t = Twin(twins, "protected")
     result = t.die_after_the_end.apply_async((t.key,), link=t.note.si(f"{t.key}-link"))
-    t.until_noted()
+    t.until_it_runs(result)
     t.revoke(result)
     twins.ledger.open(t.key)
     wait_until(lambda: twins.ledger.read(f"{result.id}-died"), what="its process has died")

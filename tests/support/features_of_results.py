@@ -46,7 +46,7 @@ def expected_failure(t):
 
 def _left_as_it_was(t, result):
     hooks = t.hooks(result, 1)
-    wait_until(lambda: not t.is_at_work(result), 20, "it has ended")
+    wait_until(lambda: not t.is_for_a_pool(result), 20, "it has ended")
     # Nothing is stored of it, so that RETRY stands if it has waited before.
     return hooks, result.state == ("RETRY" if t.is_contended else "PENDING")
 

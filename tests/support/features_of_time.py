@@ -83,7 +83,7 @@ def revoke_by_stamp_while_it_waits(t):
 def revoke_while_it_runs(t):
     """`revoke` without `terminate` while it runs: it ends as it likes."""
     result = t.sleep_at_gate.delay(t.key)
-    t.until_noted()
+    t.until_it_runs(result)
     t.revoke(result)
     t.place.ledger.open(t.key)
     return end_of(result)
@@ -93,7 +93,7 @@ def revoke_while_it_runs(t):
 def terminate(t):
     """`revoke(terminate=True)` while it runs."""
     result = t.sleep_at_gate.delay(t.key)
-    t.until_noted()
+    t.until_it_runs(result)
     t.revoke(result, terminate=True, signal="SIGKILL")
     return end_of(result)
 

@@ -69,11 +69,24 @@ class Twin:
         return [row for row in self.place.ledger.rows("before_start") if row["task"].partition(".")[0] == self.kind]
 
     def until_it_waits(self, result: Any) -> None:
-        """Wait until a worker has the message, and until it has met contention if somebody holds its key."""
+        """Wait until a worker has the message, and until it has met contention if somebody holds its key.
+
+        Then the pool does not have it, nor will at once: what looks again and again waits longer each time.
+        """
         if self.holder:
-            wait_until(lambda: result.id in self.holder.met(), 20, "it has met contention")
+            looks = 1 if self.policy.looks == 1 else 4
+            wait_until(lambda: self.holder.met().get(result.id, 0) >= looks, 20, "it has met contention")
+            wait_until(lambda: not self.is_for_a_pool(result), 20, "the delivery that has met it is over")
         else:
             wait_until(lambda: f"[{result.id}] received" in self.place.logs(), 20, "a worker has it")
+
+    def until_it_runs(self, result: Any) -> None:
+        """Wait until its body has noted the twin's key, and until the worker has heard from its pool that it runs.
+
+        Before that Celery takes a trigger that is revoked for one that waits, and says so at once.
+        """
+        self.until_noted()
+        wait_until(lambda: self.is_at_work(result), 20, "the worker knows that it runs")
 
     def let_go(self) -> None:
         """Have the holder let go of the keys, if there is one."""
@@ -81,9 +94,15 @@ class Twin:
             self.holder.let_go()
 
     def is_at_work(self, result: Any) -> bool:
-        """Whether a worker has the message in its pool."""
-        replies = self.place.app.control.broadcast("active", reply=True, limit=1, timeout=10)
-        return result.id in json.dumps(replies, default=repr)
+        """Whether the worker has heard from its pool that the trigger runs."""
+        return result.id in self._told("active")
+
+    def is_for_a_pool(self, result: Any) -> bool:
+        """Whether the worker has given the message to its pool, or is about to, and has not heard of its end."""
+        return any(result.id in self._told(kind) for kind in ("reserved", "active"))
+
+    def _told(self, kind: str) -> str:
+        return json.dumps(self.place.app.control.broadcast(kind, reply=True, limit=1, timeout=10), default=repr)
 
     @contextmanager
     def always_eager(self) -> Iterator[None]:
