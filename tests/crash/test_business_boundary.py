@@ -99,8 +99,7 @@ def test_what_is_committed_arrives_through_rabbitmq(start, postgresql, rabbitmq,
         wait_until(lambda: postgresql.count(postgresql.boundary.outbox) == 0, 10, "the outbox is empty")
         assert len(publications(place, f"{key}-next")) == 1
     finally:
-        for worker in place.workers:
-            worker.teardown()
+        place.end()
         delete_queue(place)
 
 

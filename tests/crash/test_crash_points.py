@@ -162,8 +162,7 @@ def crew(request, start_shared, valkey):
             more |= {"broker_url": f"{server.url}/0", "broker_transport_options": {"visibility_timeout": 3600}}
         place = start_shared(redis_settings(store.url, **more), workers=WORKERS, app_module=crash_app)
         yield place
-        for worker in place.workers:
-            worker.teardown()
+        place.end()
         delete_queue(place)
     finally:
         if server is not None:

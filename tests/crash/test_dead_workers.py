@@ -63,8 +63,7 @@ def start(start_place, settings_on):
 
     yield start
     for place in places:
-        for worker in place.workers:
-            worker.teardown()
+        place.end()
         delete_queue(place)
 
 

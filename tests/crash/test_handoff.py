@@ -192,8 +192,7 @@ def test_a_call_is_published_when_the_broker_is_back(start_place, valkey, rabbit
         assert place.ledger.overlaps(key) == 0
         wait_until(lambda: messages_with(place, key) == 0, 20, "nothing is left in the broker")
     finally:
-        for worker in place.workers:
-            worker.teardown()
+        place.end()
         delete_queue(place)
         door.close()
 

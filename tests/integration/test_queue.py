@@ -333,6 +333,5 @@ def test_a_line_on_rabbitmq_is_served_in_order_and_arrives_as_it_was_sent(start_
         assert_it_arrives_as_it_was_sent(place, f"{key}-facts")
         wait_until(lambda: messages_with(place, "") == 0, 20, "nothing is left in the broker")
     finally:
-        for worker in place.workers:
-            worker.teardown()
+        place.end()
         delete_queue(place)

@@ -58,8 +58,7 @@ def start_twins(start: Callable[..., Any], url: str, broker: str | None = None, 
         for pending in place.app.backend._pending_results:
             pending.clear()
         if broker:
-            for worker in place.workers:
-                worker.teardown()  # it would declare them again
+            place.end()  # it would declare them again
             _delete(place)
 
 

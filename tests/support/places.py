@@ -12,8 +12,9 @@ from uuid import uuid4
 import protected_app
 import pytest
 import redis
-from nodes import redis_settings, worker_node
+from nodes import WorkerContainer, redis_settings
 from proxy import Proxy
+from pytest_celery import CeleryTestWorker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,6 +48,11 @@ class Place:
     def logs(self) -> str:
         return "\n".join(worker.logs() for worker in self.workers)
 
+    def end(self) -> None:
+        """End the workers at once, when all that matters has been seen."""
+        for worker in self.workers:
+            worker.container.end()
+
 
 @contextmanager
 def starting(make_directory: Callable[[str], Path]) -> Iterator[Callable[..., Place]]:
@@ -69,16 +75,17 @@ def starting(make_directory: Callable[[str], Path]) -> Iterator[Callable[..., Pl
         for n in range(workers):
             name, env = f"w{n}-{uuid4().hex[:6]}", {"TEST_LEDGER": str(place.ledger.directory)}
             how = {"module": app_module.__name__, "concurrency": concurrency, "pool": pool, "env": env}
-            node = worker_node(place.app, name, config, *arguments, **how)
-            place.workers.append(node)
+            place.workers.append(CeleryTestWorker(WorkerContainer(name, config, *arguments, **how), place.app))
+        for worker in place.workers:
+            worker.ready()
         return place
 
     try:
         yield start
     finally:
         gc.collect()  # an AsyncResult that goes later would look for its server
-        for worker in [worker for place in places for worker in place.workers]:
-            worker.teardown()
+        for place in places:
+            place.end()
 
 
 @pytest.fixture
