@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +13,12 @@ sys.path += [str(_HERE.parent / "support"), str(_HERE.parent.parent)]  # the che
 
 from nodes import ProcessContainer, ValkeyContainer, new_directory, wait_until  # noqa: E402, found by the line above
 
-__all__ = ("ProcessContainer", "ValkeyContainer", "environment", "new_directory", "wait_until")
+__all__ = ("ProcessContainer", "ValkeyContainer", "end_when_told", "environment", "new_directory", "wait_until")
+
+
+def end_when_told() -> None:
+    """Have SIGTERM end this process as an exception does, so that what it has started ends too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bench_app import VARIANTS, config, make_app
-from bench_environment import ValkeyContainer
+from bench_environment import ValkeyContainer, end_when_told
 from celery.app import trace
 from kombu.utils.imports import symbol_by_name
 
@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--sort", default="tottime", help="as pstats sorts")
     parser.add_argument("--lines", type=int, default=30, help="of the two profiles; 0 for none")
     options = parser.parse_args()
+    end_when_told()
     server = ValkeyContainer()
     try:
         server.ready()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench_app import VARIANTS
-from bench_environment import ValkeyContainer
+from bench_environment import ValkeyContainer, end_when_told
 from bench_import import added_by_import
 from bench_publish import added_at_publish, asked_at_publish
 from bench_statistics import estimate
@@ -49,6 +49,7 @@ def main() -> int:
     pairs = options.pairs or (1 if options.quick else 10)
     tasks = options.tasks or (40 if options.quick else 2500)
     repeats = 2 if options.quick else 15
+    end_when_told()
     began = time.monotonic()
     report = Report()
     server = ValkeyContainer()

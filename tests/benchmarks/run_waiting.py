@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from bench_environment import end_when_told
 from crowd_app import HAND_WRITTEN, POLICIES
 from waiting_scenarios import SCENARIOS, Run, WaitingReport
 
@@ -36,6 +37,7 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=4, help="pool processes of each worker (4)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
     options = parser.parse_args()
+    end_when_told()
     began = time.monotonic()
     report = WaitingReport()
     report.say(f"Python {platform.python_version()}, {os.cpu_count()} CPUs, prefork workers -c {options.concurrency}.")

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from nodes import run_to_its_end
 
 from celery_singleflight.options import OPTIONS
 
@@ -19,8 +20,8 @@ def bench(tmp_path, *arguments):
     """Run the benchmarks of waiting with tiny numbers, and return what each section has found."""
     found = tmp_path / "found.json"
     command = [sys.executable, str(HERE / "run_waiting.py"), "--quick", "--concurrency", "2", "--json", str(found), *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
+    run = run_to_its_end(command, 110)
+    assert run.returncode == 0, run.stdout
     return json.loads(found.read_text())
 
 
@@ -32,8 +33,13 @@ def judged(expression):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("scenario", ["burst", "drain", "waiters", "killed"])
-def test_every_trigger_of_a_scenario_runs_alone_and_its_deliveries_are_counted(tmp_path, scenario, policy):
-    sections = bench(tmp_path, "--scenario", scenario, "--policy", policy)
+def test_every_trigger_of_a_scenario_runs_alone_and_its_deliveries_are_counted(tmp_path, scenario, policy, request):
+    broker = "redis"
+    if (scenario, policy) == ("killed", "requeue"):
+        # A worker that is killed may take a message of the Redis broker along, and gets back only after a while what it had.
+        broker = "rabbitmq"
+        request.getfixturevalue(broker)
+    sections = bench(tmp_path, "--scenario", scenario, "--policy", policy, "--broker", broker)
 
     assert sections
     for found in sections.values():

@@ -21,7 +21,7 @@ _LONGEST = 30.0
 _BUDGET = 60.0
 #: Seconds without a further trigger's arrival after which the others are taken to wait in the broker.
 _ARRIVAL = 10.0
-#: Seconds in which a worker or a pool's process is killed each second; then the rest drains in peace.
+#: Seconds in which workers and processes of their pools are killed, at most; then the rest drains in peace.
 _KILLING = 60.0
 
 
@@ -129,8 +129,8 @@ class Killed(NamedTuple):
     drained: Drained
 
 
-def killed(place: Place, waiters: int, seconds: float, *, concurrency: int) -> Killed:
-    """Drain triggers of one key by two workers; each second a pool's process or a whole worker is killed, and started again."""
+def killed(place: Place, waiters: int, seconds: float, kills: int, *, concurrency: int) -> Killed:
+    """Drain triggers of one key by two workers; a pool's process or a whole worker is killed, so often, and started again."""
     for _ in range(2):
         place.start_worker(concurrency)
     place.until_ready()
@@ -139,23 +139,29 @@ def killed(place: Place, waiters: int, seconds: float, *, concurrency: int) -> K
     with place.held():
         place.publish(range(waiters), seconds=seconds)
         place.until("answered", waiters, patience=_ARRIVAL)
-    killer = _Killer(place)
+    killer = _Killer(place, kills)
     place.until("end", waiters, meanwhile=killer.look)
     place.quiet()
     return Killed(killer.children, killer.workers, judged(place, waiters, seconds, server))
 
 
 class _Killer:
-    """Kills once a second, in turn a pool's process and a worker with its pool, which it starts again."""
+    """Kills in turn a pool's process and a worker with its pool, which it starts again.
 
-    def __init__(self, place: Place) -> None:
+    Once a second, and only when all workers are ready: on a busy machine none would ever come to run anything.
+    """
+
+    def __init__(self, place: Place, kills: int) -> None:
         self._place = place
+        self._most = kills
         self._began = self._last = time.monotonic()
         self.children = self.workers = 0
 
     def look(self) -> None:
         now = time.monotonic()
-        if now - self._last < 1.0 or now - self._began > _KILLING:
+        if now - self._last < 1.0 or now - self._began > _KILLING or self.children + self.workers == self._most:
+            return
+        if not self._place.is_ready():
             return
         self._last = now
         if self.children <= self.workers:
@@ -166,8 +172,7 @@ class _Killer:
     def _kill_child(self) -> None:
         worker = self._place.workers[self.children % 2]
         pool = [process.pid for process in self._place.processes() if process.ppid() == worker.pid]
-        if pool:  # a worker that has just been started has none yet
-            os.kill(random.choice(pool), signal.SIGKILL)
+        os.kill(random.choice(pool), signal.SIGKILL)
         self.children += 1
 
     def _kill_worker(self) -> None:

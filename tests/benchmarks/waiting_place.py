@@ -89,11 +89,12 @@ class Place:
         self.workers.append(worker)
         return worker
 
+    def is_ready(self) -> bool:
+        """Whether each worker has said so, since it was started last."""
+        return {worker.pid for worker in self.workers} <= set(self.notes.refresh().of("ready", "worker"))
+
     def until_ready(self) -> None:
-        pids = {worker.pid for worker in self.workers}
-        wait_until(
-            lambda: self._workers_run() and pids <= set(self.notes.refresh().of("ready", "worker")), 60, "the workers are ready"
-        )
+        wait_until(lambda: self._workers_run() and self.is_ready(), 60, "the workers are ready")
 
     def warm_up(self, concurrency: int) -> None:
         """Let every process of the pool have run a few bodies and met contention, on keys of their own."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from nodes import run_to_its_end
 from torture_plan import FAULTS, make_plan
 
 RUN = Path(__file__).parent / "run.py"
@@ -20,15 +18,9 @@ SEED = 20261129
 def torture(tmp_path, *arguments, timeout=150):
     """Run it; return its exit code and what it said. Whatever happens, nothing of it lives on."""
     command = [sys.executable, str(RUN), "--directory", str(tmp_path / "evidence"), *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ.copy())
-    try:
-        said, _ = process.communicate(timeout=timeout)
-    except BaseException:
-        process.send_signal(signal.SIGTERM)  # it ends its servers and workers
-        process.communicate(timeout=30)
-        raise
-    sys.stdout.write(said)
-    return process.returncode, said
+    run = run_to_its_end(command, timeout)
+    sys.stdout.write(run.stdout)
+    return run.returncode, run.stdout
 
 
 @pytest.mark.timeout(200)
