@@ -68,6 +68,7 @@ def test_an_unrelated_task_starts_at_once_beside_a_contended_key(start, key):
     with held(place, key):
         results = park_all(place, key, short_runs(place, key, 80))
     wait_until(lambda: place.ledger.runs(key), 10, "the line moves")
+    beside = 0
     for n in range(10):
         unrelated = place.task("long").delay(f"{key}-{n}")
         published_at = time.monotonic()
@@ -75,7 +76,10 @@ def test_an_unrelated_task_starts_at_once_beside_a_contended_key(start, key):
         meanwhile = [row for row in place.ledger.runs(key) if published_at < row["at"] < begun["at"]]
         assert len(meanwhile) <= 4, "it has waited for a slot, not for the line"
         unrelated.get(timeout=10)
-    assert len(place.ledger.read(key, "end")) < len(results), "the line was there all the time"
+        if len(place.ledger.read(key, "end")) == len(results):
+            break
+        beside += 1
+    assert beside, "the line was there"
     assert get_all(results) == list(range(80))
     assert values(place, key) == list(range(80))
 
