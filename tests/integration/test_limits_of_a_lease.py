@@ -37,9 +37,7 @@ def nothing_is_left(place, *results):
     broker = redis.Redis.from_url(place.app.conf.broker_url)
 
     def undone():
-        found = place.app.control.inspect(timeout=2)
-        held = [found.scheduled() or {}, found.reserved() or {}, found.active() or {}]
-        return broker.llen(place.app.conf.task_default_queue) or any(tasks for kind in held for tasks in kind.values())
+        return broker.llen(place.app.conf.task_default_queue) or place.held_by_workers()
 
     wait_until(lambda: not undone(), 20, "no message is left in the broker")
 

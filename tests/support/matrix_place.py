@@ -64,9 +64,7 @@ def start_twins(start: Callable[..., Any], url: str, broker: str | None = None, 
 
 def messages_left(place: Any) -> int:
     """Return how many messages the broker and the worker have of the place's queues."""
-    inspect = place.app.control.inspect(timeout=1)
-    held = [inspect.scheduled() or {}, inspect.reserved() or {}, inspect.active() or {}]
-    left = sum(len(messages) for kind in held for messages in kind.values())
+    left = len(place.held_by_workers())
     with place.app.connection_for_read() as connection:
         for name in place.queues.values():
             try:

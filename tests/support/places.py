@@ -38,9 +38,17 @@ class Place:
         name = self.app.conf.task_default_queue
         with self.app.connection_for_read() as connection:
             declared = connection.default_channel.queue_declare(name, passive=True)
-            inspect = self.app.control.inspect(timeout=2, connection=connection)
-            held = [inspect.scheduled() or {}, inspect.active() or {}]
-        return declared.message_count == 0 and not any(messages for kind in held for messages in kind.values())
+            return declared.message_count == 0 and not self.held_by_workers(connection)
+
+    def held_by_workers(self, connection: Any = None) -> list[Any]:
+        """What the workers have of messages: for later, for their pools, and in them."""
+        running = sum(worker.container.status == "running" for worker in self.workers)
+        if not running:
+            return []
+        # With the last answer it is known; without a limit the time would be waited for in any case.
+        inspect = self.app.control.inspect(timeout=2, limit=running, connection=connection)
+        kinds = [inspect.scheduled(), inspect.reserved(), inspect.active()]
+        return [message for kind in kinds for messages in (kind or {}).values() for message in messages]
 
     def store(self) -> redis.Redis:
         return redis.Redis.from_url(self.app.conf.singleflight_url)
