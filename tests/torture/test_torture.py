@@ -32,15 +32,15 @@ def test_under_every_fault_nothing_is_lost_and_nothing_happens_twice(tmp_path):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("sabotage", "faults", "seen"),
+    ("sabotage", "faults", "drain", "seen"),
     [
-        ("no-renewal", "none", "overlap of one key"),
-        ("no-sweeper", "kill worker", "lost, |ran again only after"),
-        ("same-token", "none", "a token is not greater"),
+        ("no-renewal", "none", 1, "overlap of one key"),
+        ("no-sweeper", "kill worker", 10, "lost, |ran again only after"),
+        ("same-token", "none", 1, "a token is not greater"),
     ],
 )
-def test_a_package_that_is_broken_has_a_red_verdict(tmp_path, sabotage, faults, seen):
-    how = ("--seconds", 9, "--seed", SEED, "--keys", 12, "--gap", 2.5, "--drain", 10)
+def test_a_package_that_is_broken_has_a_red_verdict(tmp_path, sabotage, faults, drain, seen):
+    how = ("--seconds", 9, "--seed", SEED, "--keys", 12, "--gap", 2.5, "--drain", drain)
     code, said = torture(tmp_path, "--sabotage", sabotage, "--only", faults, *how)
     assert code == 1
     assert re.search(f"VIOLATION.*({seen})", said)
