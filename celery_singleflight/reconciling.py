@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_singleflight.claims import Encoded
 from celery_singleflight.discretion import log_error
-from celery_singleflight.errors import Replaced, ResolvedFailed
+from celery_singleflight.errors import LeaseLost, Replaced, ResolvedFailed
 from celery_singleflight.resolution import Resolution, UncertainExecution
 from celery_singleflight.steps import insist
 
@@ -43,7 +43,7 @@ def find_out(trigger: Trigger, entered: Acquired, lease: Lease) -> Resolution:
         raise ResolvedFailed(key, resolution.reason)
     if resolution.outcome == "rerun":
         store, record = trigger.binding.coordination.store, trigger.claim.record
-        _, interruption = insist(
+        (word, _), interruption = insist(
             lease,
             lambda: store.resolve(
                 record,
@@ -57,6 +57,8 @@ def find_out(trigger: Trigger, entered: Acquired, lease: Lease) -> Resolution:
         )
         if interruption:
             raise interruption
+        if word != "resolved":
+            raise LeaseLost(trigger.lock_key.text, "its execution was taken over")
     return resolution
 
 

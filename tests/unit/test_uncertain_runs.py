@@ -221,6 +221,18 @@ def test_it_may_let_the_body_run(place):
     assert len(asked) == 1
 
 
+def test_one_that_was_taken_over_meanwhile_lets_nothing_run(place):
+    def ask_bank(execution):
+        (record,) = place.client.scan_iter("*:execution:*")
+        place.client.hset(record, "owner", "another")
+        return Resolution("rerun")
+
+    task = paying(place, reconciler=ask_bank)
+    _, message = die(place, task, 7)
+    place.deliver(message)
+    assert charges == [7]
+
+
 def test_it_may_find_a_failure(place):
     task, _ = reconciled(place, Resolution("failed", reason="refused"))
     result, message = die(place, task, 7)
