@@ -94,11 +94,13 @@ class Desk:
         reason: str = "[]",
         keep: float = KEEP,
         hold: float | None = 0.0,
+        keeps_failure: bool = False,
     ) -> Refused | Finished | None:
         """Return who has taken over, or None when it is recorded; nobody may have to be called then."""
         value = Encoded("application/json", "utf-8", body)
         lease = self.lease(claim, token)
-        answer = self.store.finish(lease, claim.record, outcome, value, reason=reason, keep=keep, hold=hold)
+        how: dict[str, Any] = {"reason": reason, "keep": keep, "hold": hold, "keeps_failure": keeps_failure}
+        answer = self.store.finish(lease, claim.record, outcome, value, **how)
         return None if answer == NOBODY_NEXT else answer
 
     def run(self, claim: Claim, outcome: Outcome = Outcome.SUCCEEDED, **how: Any) -> Acquired:
