@@ -9,12 +9,14 @@ from celery import states
 
 from celery_singleflight import (
     ExecutionUncertain,
+    LeaseLost,
     PayloadMismatch,
     Resolution,
     ResolutionError,
     ResolvedFailed,
     UncertainExecution,
     current_execution,
+    current_lease,
     resolve,
     signals,
 )
@@ -74,6 +76,30 @@ def test_the_next_attempt_is_told_that_an_earlier_one_died(place):
     result, message = die(place, place.task(work))
     place.deliver(message)
     assert (result.get(), told) == ("done", [False, True])
+
+
+@pytest.mark.parametrize("how", ["is interrupted", "has returned"])
+@pytest.mark.parametrize(("policy", "told"), [("rerun", [False, True]), ("hold", [False])])
+def test_a_run_that_has_lost_its_lease_is_one_of_which_nobody_knows(place, policy, told, how):
+    heard = []
+
+    def work(invoice):
+        heard.append(current_execution().is_unsure)
+        if len(heard) == 1:
+            key = current_lease().key
+            place.take_away(key)
+            if how == "is interrupted":
+                raise LeaseLost(key.text)
+        return "done"
+
+    task = place.task(work, idempotent_on="invoice:{invoice}", uncertain_policy=policy)
+    result = task.delay(7)
+    (message,) = place.messages()
+    place.deliver(message)
+    place.client.delete(*place.client.scan_iter("*:lease:*"))  # the other one has ended
+    place.deliver_all()
+    assert heard == told
+    assert result.state == (states.SUCCESS if policy == "rerun" else states.RETRY)
 
 
 def test_under_hold_nobody_runs_it_and_all_get_what_somebody_says(place):
