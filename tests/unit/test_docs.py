@@ -55,15 +55,45 @@ def test_every_error_is_exported_and_says_what_it_means(name):
     assert getattr(errors, name).__doc__
 
 
-def references() -> list[tuple[str, str]]:
-    text = (ROOT / "docs/explanation/guarantees.md").read_text(encoding="utf-8")
-    return re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+def references(document: str) -> list[tuple[str, str]]:
+    """The tests that a document names."""
+    return re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / document).read_text(encoding="utf-8"))
+
+
+GUARANTEES, FLOWS = "docs/explanation/guarantees.md", "docs/explanation/flows.md"
 
 
 def test_the_guarantees_name_their_tests():
-    assert len(references()) > 20
+    assert len(references(GUARANTEES)) > 20
 
 
-@pytest.mark.parametrize(("path", "name"), references())
-def test_a_test_that_the_guarantees_name_is_there(path, name):
+@pytest.mark.parametrize(("path", "name"), sorted({*references(GUARANTEES), *references(FLOWS)}))
+def test_a_test_that_a_guarantee_or_a_flow_names_is_there(path, name):
     assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8")
+
+
+def flows() -> dict[str, str]:
+    """The sections of the flows, by their headings."""
+    _, *sections = re.split(r"^## ", (ROOT / FLOWS).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {section.partition("\n")[0].lower(): section for section in sections}
+
+
+def test_every_flow_of_the_list_is_drawn():
+    assert list(flows()) == [row[0].partition("]")[0].strip("[") for row in rows(FLOWS)]
+    assert {"miss", "hit", "concurrent", "expired", "failed", "uncertain"} <= set(flows())
+
+
+@pytest.mark.parametrize("flow", flows())
+def test_a_flow_is_one_picture_and_names_its_tests(flow):
+    (picture,) = re.findall(r"^```mermaid\nsequenceDiagram\n(.*?)^```", flows()[flow], re.MULTILINE | re.DOTALL)
+    lines = [line.strip() for line in picture.splitlines()]
+    participants = {"P": "publisher", "B": "broker", "W": "worker", "S": "store", "X": "body and provider"}
+    assert lines[:5] == [f"participant {name} as {what}" for name, what in participants.items()]
+    opened = 0
+    step = re.compile(r"[PBWSX](->>|-->>|--x)[PBWSX]: [^;#]+|Note over [PBWSX]: [^;#]+|(alt|else|loop|opt) [^;#]+|end")
+    for line in lines[5:]:
+        assert step.fullmatch(line), line
+        opened += line.startswith(("alt ", "loop ", "opt ")) - (line == "end")
+        assert opened >= line.startswith("else ")
+    assert opened == 0
+    assert re.search(r"^Proved by `tests/", flows()[flow], re.MULTILINE)
