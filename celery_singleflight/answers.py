@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery_singleflight.claims import (
     Acquired,
+    Died,
     Doubt,
     Encoded,
     Ended,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Entered", "ended_of", "entered_of")
 
-Entered = Acquired | Held | Ended | Surplus | Parked | Linger | Led | Merge | Doubt
+Entered = Acquired | Held | Ended | Surplus | Parked | Linger | Led | Merge | Doubt | Died
 
 
 def entered_of(reply: Any) -> Entered:
@@ -91,6 +92,7 @@ def _held(reply: Any) -> Held:
 #: What `enter` answers, by the word of its reply.
 _ANSWERS: Final[dict[str, Callable[[Any], Entered]]] = {
     "acquired": _acquired,
+    "died": lambda _: Died(),
     "ended": ended_of,
     "held": _held,
     "led": lambda reply: Led(reply.by.decode()),

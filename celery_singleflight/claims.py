@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = (
     "Acquired",
     "Claim",
+    "Died",
     "Doubt",
     "Encoded",
     "Ended",
@@ -277,6 +278,10 @@ class Ended(NamedTuple):
     value: Encoded
     ended_as: Outcome
     calls: Sequence[Handout] = ()
+
+
+class Died(NamedTuple):
+    """Another process has had this delivery and has died with its run, which holds the lease still."""
 
 
 class Surplus(NamedTuple):

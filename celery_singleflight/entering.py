@@ -6,7 +6,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from celery_singleflight.claims import Acquired, Doubt, Ended, Held, Led, Linger, Merge, Parked, Surplus
+from celery_singleflight.claims import Acquired, Died, Doubt, Ended, Held, Led, Linger, Merge, Parked, Surplus
+from celery_singleflight.custody import GRACE
 from celery_singleflight.errors import StoreUnavailable
 from celery_singleflight.handoff import hand_on
 from celery_singleflight.merging import merge
@@ -56,6 +57,11 @@ def enter(trigger: Trigger) -> tuple[Answer, float]:
         elif isinstance(entered, Linger):
             hand_on(trigger.binding.app, entered.calls)
             _linger(store, trigger, requested_at + entered.seconds)
+        elif isinstance(entered, Died):
+            # The pool gives a delivery to another process when it does not know yet that the one that died had begun it.
+            claim = trigger.claim
+            logger.warning("%s died with its process just after it had begun: %s", trigger.lock_key, claim.record.task_id)
+            hand_on(trigger.binding.app, store.abandon(claim.owner, claim.record, again=GRACE, died=True, cut_off=True))
         elif isinstance(entered, Merge):
             merge(trigger, entered)
         elif isinstance(entered, Led):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from datetime import UTC, datetime
+from os import getpid
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from uuid import uuid4
 
@@ -125,7 +126,7 @@ class Trigger:
             record=record,
             owner=owner,
             worker=request.hostname or "",
-            run_id=owner,
+            run_id=f"{owner}-{getpid()}",
             limit=options.lock_limit,
             ttl=options.lease_ttl,
             keep=options.result_ttl,

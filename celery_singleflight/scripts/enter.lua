@@ -21,7 +21,7 @@
 -- ARGV[2] task_id     id of the trigger
 -- ARGV[3] worker      who asks, for people to read
 -- ARGV[4] lock_key    text of the lock key
--- ARGV[5] run         id for the run record if the execution has none yet
+-- ARGV[5] run         id for the run record if the execution has none yet; another one in each process that has this delivery
 -- ARGV[6] copy        which copy of the message this is; empty for the first
 -- ARGV[7] previous    the copy this one was made from; "-" for the first
 -- ARGV[8] generation  grows with each retry and replacement of the trigger by its own code
@@ -63,6 +63,8 @@
 --      or {"merge", by, copy, message}  this one waits, and its arguments are to be merged into the message; by is empty when the
 --         one it was merged with waits no longer, and its own arguments are to be all
 --      or {"ended", outcome, settled, reason, content_type, content_encoding, body, calls}  the trigger is over: this is how
+--      or {"died"}  another process has had this delivery, as whose run it is held, and has died: it is to be abandoned for that
+--         one, and then asked for again
 --      or {"surplus", why}  another copy of the trigger's message is the one that counts
 --      or {"reused", by_task, what}  the explicit execution key belongs to that task; what is "task" when that is another one,
 --         "payload" when it had another payload
@@ -94,6 +96,9 @@ end
 local is_running = holder and holder ~= '' and tonumber(until_ms) > now
 
 if is_running and holder == owner then
+  if on_held ~= 'ask' and run ~= (attempts == '1' and run_id or redis.call('HGET', execution, 'run_as')) then
+    return {'died'}
+  end
   -- Asked again, because the reply was lost.
   return acquired(token, run_id, attempts, unsure and told(doubt_of(unsure)) or '')
 end
@@ -353,6 +358,9 @@ attempts = (tonumber(attempts) or 0) + 1
 begin_run(mine.since, mine.ends, token, run_id, attempts, group or '', attempts == 1 and not newest)
 if unsure_as == 'hold' then
   keep(execution, HELD_MS)
+end
+if attempts > 1 then
+  redis.call('HSET', execution, 'run_as', run)
 end
 if doubt then
   doubt.of = ''

@@ -43,6 +43,7 @@ HEADERS = {
             "led": ("by",),
             "merge": ("by", "copy", "message"),
             "ended": ("outcome", "settled", "reason", *ENCODED, "calls"),
+            "died": (),
             "surplus": ("why",),
             "reused": ("by_task", "what"),
             "uncertain": ("how", "holder", "age_ms", "calls"),
@@ -239,6 +240,12 @@ def held(desk):
 def ended(desk):
     desk.run(desk.claim())
     desk.enter(desk.claim())
+
+
+def died_by_enter(desk):
+    first = desk.claim()
+    desk.acquire(first)
+    desk.enter(first._replace(run_id="in another process"))
 
 
 def surplus(desk):
@@ -722,7 +729,7 @@ def unknown_by_replay(desk):
 
 #: What makes a script give a reply.
 SCENES = {
-    "enter": (acquired, held, parked_by_enter, linger, led, merge, ended, surplus, reused, uncertain),
+    "enter": (acquired, held, parked_by_enter, linger, led, merge, ended, died_by_enter, surplus, reused, uncertain),
     "renew": (renewed, lost),
     "finish": (finished, refused_by_finish),
     "abandon": (abandoned,),

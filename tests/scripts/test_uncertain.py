@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from desk import OTHER_LOCK
 
-from celery_singleflight.claims import Acquired, Doubt, Encoded, Ended, Held, Outcome, Refused, Terms
+from celery_singleflight.claims import Acquired, Died, Doubt, Encoded, Ended, Held, Outcome, Refused, Terms
 
 HOLDS = Terms(holds=True)
 KEYS = pytest.mark.parametrize("execution_key", [None, "invoice:1"], ids=["task id", "execution key"])
@@ -79,6 +79,26 @@ def test_under_rerun_the_next_is_told_and_runs(desk, execution_key, found_by):
     desk.abandon(again(claim), generation=1)
     third = desk.acquire(claim_of(desk, terms=Terms(), execution_key=execution_key, generation=1))
     assert third.is_unsure
+
+
+@KEYS
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_a_delivery_that_its_pool_gives_to_another_process_is_known_by_that(desk, execution_key, attempt):
+    first = claim_of(desk, execution_key=execution_key, terms=Terms())
+    if attempt == 2:
+        died(desk, first)
+        first = again(first, run_id="another run")
+    before = desk.acquire(first)
+    assert desk.enter(first) == before, "asked again by the same process"
+    second = first._replace(run_id="in another process")
+    assert desk.enter(second) == Died()
+    desk.store.abandon(second.owner, second.record, again=5.0, died=True, cut_off=True)
+    entered = desk.acquire(second)
+    assert entered.is_unsure
+    assert entered.attempt == attempt + 1
+    assert entered.run_id == before.run_id
+    assert entered.token > before.token
+    assert desk.enter(second) == entered
 
 
 def test_a_run_that_retries_or_fails_leaves_no_doubt(desk):

@@ -83,8 +83,12 @@ class Place:
 
     def deliver(self, message: Any) -> Any:
         """Run a message as a solo worker does: through the task's own request class and Celery's tracer."""
+        return self.request(message).execute()
+
+    def request(self, message: Any) -> Any:
+        """Return what a worker makes of a message."""
         task = self.app.tasks[message.headers["task"]]
-        request = symbol_by_name(task.Request)(
+        return symbol_by_name(task.Request)(
             message,
             on_ack=lambda *_: None,
             on_reject=lambda *_: None,
@@ -94,7 +98,6 @@ class Place:
             task=task,
             connection_errors=(),
         )
-        return request.execute()
 
     def deliver_all(self, rounds: int = 20) -> None:
         """Run what waits, and what comes of it, countdowns or not, until nothing is left."""

@@ -102,6 +102,23 @@ def test_a_run_that_has_lost_its_lease_is_one_of_which_nobody_knows(place, polic
     assert result.state == (states.SUCCESS if policy == "rerun" else states.RETRY)
 
 
+@pytest.mark.parametrize(("policy", "times"), [("rerun", 2), ("hold", 1)])
+def test_a_delivery_that_its_pool_gives_to_another_process_is_one_whose_run_died(place, monkeypatch, policy, times):
+    """A pool does so when a process dies before it is known there that it had begun."""
+    task = paying(place, uncertain_policy=policy)
+    result = task.delay(7)
+    (message,) = place.messages()
+    request = place.request(message)
+    with monkeypatch.context() as killed:
+        killed.setattr("celery_singleflight.run._give_back", lambda *_, **__: None)
+        with pytest.raises(SystemExit):
+            request.execute()
+    monkeypatch.setattr("celery_singleflight.trigger.getpid", lambda: -1)
+    request.execute()
+    assert charges == [7] * times
+    assert result.state == (states.SUCCESS if policy == "rerun" else states.RETRY)
+
+
 def test_under_hold_nobody_runs_it_and_all_get_what_somebody_says(place):
     task = paying(place)
     result, message = die(place, task, 7)
