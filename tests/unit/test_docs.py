@@ -80,7 +80,7 @@ def flows() -> dict[str, str]:
 
 def test_every_flow_of_the_list_is_drawn():
     assert list(flows()) == [row[0].partition("]")[0].strip("[") for row in rows(FLOWS)]
-    assert {"miss", "hit", "concurrent", "expired", "failed", "uncertain"} <= set(flows())
+    assert {"miss", "hit", "concurrent", "expired", "failed", "uncertain", "replay"} <= set(flows())
 
 
 @pytest.mark.parametrize("flow", flows())
