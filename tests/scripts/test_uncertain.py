@@ -101,6 +101,16 @@ def test_a_delivery_that_its_pool_gives_to_another_process_is_known_by_that(desk
     assert desk.enter(second) == entered
 
 
+def test_a_death_that_is_found_twice_leaves_the_next_try_as_it_is(desk):
+    first = claim_of(desk, execution_key="invoice:1", terms=Terms(holds=True, delays=(600.0,)))
+    died(desk, first, found_by="nobody before its lease ends")
+    assert desk.enter(again(first)).how == "held"
+    (execution,) = (name for name in desk.keyspace.names() if name.split(":")[2] == "execution")
+    before = desk.client.hget(execution, "unsure")
+    desk.store.abandon(first.owner, first.record, again=5.0, died=True, cut_off=True)
+    assert desk.client.hget(execution, "unsure") == before
+
+
 def test_a_run_that_retries_or_fails_leaves_no_doubt(desk):
     claim = claim_of(desk, execution_key="invoice:1")
     desk.acquire(claim)

@@ -36,7 +36,11 @@ end
 -- Note that the run of that owner, the last of the execution, has died.
 local function begin_doubt(of)
   local unsure, task, worker = unpack(redis.call('HMGET', execution, 'unsure', 'task_id', 'worker'))
-  redis.call('HSET', execution, 'unsure', line_of(new_doubt(unsure and doubt_of(unsure), of, task, worker)))
+  local earlier = unsure and doubt_of(unsure)
+  -- Whoever came when its lease had ended may have found it before its main process did, and waits for a try.
+  if not earlier or earlier.of ~= of then
+    redis.call('HSET', execution, 'unsure', line_of(new_doubt(earlier, of, task, worker)))
+  end
 end
 
 -- Somebody knows: those who wait for that ask again. Returns how many they are.
