@@ -128,7 +128,8 @@ def test_under_rerun_the_next_attempt_is_told(place, key):
 
 def test_the_rest_of_a_chain_and_a_chord_come_with_what_is_said(place, key):
     work, note = place.task("charge_by_id"), place.task("work")
-    in_chain, in_chord = chain(work.si(key), note.si(f"{key}-tail", "tail")), chord([work.si(f"{key}-1")], note.si(f"{key}-body", "body"))
+    in_chain = chain(work.si(key), note.si(f"{key}-tail", "tail"))
+    in_chord = chord([work.si(f"{key}-1")], note.si(f"{key}-body", "body"))
     chained, chorded = in_chain.delay(), in_chord.delay()
     member = chorded.parent.results[0]
     for result, each in ((chained.parent, key), (member, f"{key}-1")):
