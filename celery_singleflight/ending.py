@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_singleflight.claims import Finished, Outcome, Refused
-from celery_singleflight.errors import SingleflightError, StoreUnavailable
+from celery_singleflight.errors import LeaseLost, ScriptError, SingleflightError, StoreUnavailable
 from celery_singleflight.handoff import hand_on
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ def finish(  # noqa: PLR0913, an outcome has many sides
 
     While the store is away it is tried again for as long as it takes, because what is not recorded would happen again; the
     soft time limit is one of the body. A shutdown that falls in here waits for one more attempt; then the outcome is not
-    recorded, and the trigger runs again.
+    recorded, and the trigger runs again. Raises `LeaseLost` when the record is in a state that no outcome may follow.
     """
     place.heartbeat.drop(lease.owner, record)
     reasons = json.dumps([reason] if isinstance(reason, str) else reason) if reason else "[]"
     what = f"the outcome {outcome.value!r} of {lease.lock_key}"
     how: dict[str, Any] = {"reason": reasons, "keep": keep, "hold": hold, "keeps_failure": keeps_failure}
-    answer = _record(lambda: place.store.finish(lease, record, outcome, value, **how), what)
+    answer = _record(lambda: place.store.finish(lease, record, outcome, value, **how), lease, what)
     if isinstance(answer, Refused):
         return answer
     _hand_on(place, answer.calls)
@@ -72,21 +72,23 @@ def fail(
 ) -> bool:
     """Record the failure of a run whose lease may be somebody else's by now.
 
-    Returns whether it counts: it does not when its trigger is under way elsewhere or has an outcome. Tries as `finish` does.
+    Returns whether it counts: it does not when its trigger is under way elsewhere or has an outcome. Tries and raises
+    as `finish` does.
     """
     place.heartbeat.drop(lease.owner, record)
     reasons = json.dumps([reason])
     conclude = functools.partial(
         place.store.conclude, lease.owner, record, Outcome.FAILED, execution_as="keep" if keeps_failure else ""
     )
-    answer = _record(lambda: conclude(reason=reasons, keep=keep, release=True, error=error), f"the failure of {lease.lock_key}")
+    write = functools.partial(conclude, reason=reasons, keep=keep, release=True, error=error)
+    answer = _record(write, lease, f"the failure of {lease.lock_key}")
     if not isinstance(answer, Finished):
         return False
     _hand_on(place, answer.calls)
     return True
 
 
-def _record(write: Callable[[], _Answer], what: str) -> _Answer:
+def _record(write: Callable[[], _Answer], lease: Lease, what: str) -> _Answer:
     interruption: BaseException | None = None
     while True:
         try:
@@ -99,6 +101,9 @@ def _record(write: Callable[[], _Answer], what: str) -> _Answer:
                 raise interruption from error
             logger.warning("the store does not take %s, trying again: %s", what, error)
             _pause()
+        except ScriptError as error:
+            logger.error("%s is not recorded, its trigger goes back: %s", what, error)  # noqa: TRY400, it says all
+            raise interruption or LeaseLost(lease.lock_key, str(error)) from error
         except SoftTimeLimitExceeded:
             logger.info("the soft time limit passed when a body had ended: %s stands", what)
         except (SystemExit, KeyboardInterrupt) as raised:

@@ -15,7 +15,7 @@ from celery_singleflight.direct import call_directly, held_here
 from celery_singleflight.discretion import kind
 from celery_singleflight.ending import fail, finish, give_back
 from celery_singleflight.entering import enter
-from celery_singleflight.errors import LeaseLost, MaxHoldExceeded, NestedLeaseLost, Replaced, StoreUnavailable
+from celery_singleflight.errors import LeaseLost, MaxHoldExceeded, NestedLeaseLost, Replaced, ScriptError, StoreUnavailable
 from celery_singleflight.interruption import take_signal
 from celery_singleflight.lease import Execution, Holding, Lease
 from celery_singleflight.outcome import answer, end_revoked, ended
@@ -79,10 +79,10 @@ def _enter(trigger: Trigger) -> tuple[Answer, float] | None:
     """Ask for the lease. Returns the answer and when it was asked for; None when it runs though the store is away."""
     try:
         return enter(trigger)
-    except StoreUnavailable as error:
+    except (StoreUnavailable, ScriptError) as error:
         give_back(trigger.binding.coordination, trigger.claim.owner, trigger.claim.record, is_brisk=True)  # if it was granted
         policy = trigger.binding.options.store_error_policy
-        if policy == "run":
+        if policy == "run" and isinstance(error, StoreUnavailable):
             logger.error("%s[%s] runs without protection: %s", trigger.task.name, trigger.request.id, error)  # noqa: TRY400
             return None
         if policy == "fail" or trigger.request.is_eager:

@@ -127,19 +127,25 @@ class Sweeper:
         revoked = set(state.revoked.as_dict())
         for task_id in revoked - self._withdrawn:
             for record in store.parked(task_id, names):
-                answer = store.conclude(
-                    new_owner(),
-                    record,
-                    Outcome.REVOKED,
-                    reason=json.dumps(["revoked"]),
-                    keep=_KEEP_REVOKED,
-                    release=False,
-                    error=Encoded("", "", b""),
-                    patience=0.0,
-                )
-                if isinstance(answer, Finished):
-                    hand_on(self._app, answer.calls)
+                try:
+                    self._revoke(store, record)
+                except ScriptError as error:
+                    logger.error("%s of %s cannot be revoked: %s", task_id, record.lock_key.name, error)  # noqa: TRY400
         self._withdrawn, self._revoked_seen = revoked, len(revoked)
+
+    def _revoke(self, store: Store, record: Record) -> None:
+        answer = store.conclude(
+            new_owner(),
+            record,
+            Outcome.REVOKED,
+            reason=json.dumps(["revoked"]),
+            keep=_KEEP_REVOKED,
+            release=False,
+            error=Encoded("", "", b""),
+            patience=0.0,
+        )
+        if isinstance(answer, Finished):
+            hand_on(self._app, answer.calls)
 
     def _publish(self, record: Record, handout: Handout) -> None:
         lock_name = record.lock_key.name

@@ -15,7 +15,7 @@ from kombu.serialization import registry
 
 from celery_singleflight import headers as header, signals
 from celery_singleflight.courier import careful_producer
-from celery_singleflight.errors import Contended, ExecutionUncertain, StoreUnavailable
+from celery_singleflight.errors import Contended, ExecutionUncertain, ScriptError, StoreUnavailable
 from celery_singleflight.message import route_of
 from celery_singleflight.policies import LONGEST_DELAY, blind_delay, requeue_delay
 from celery_singleflight.trigger import without_run
@@ -104,11 +104,13 @@ def _uncertain(trigger: Trigger, found: Doubt | Held) -> ExecutionUncertain:
     return error
 
 
-def requeue_without_store(trigger: Trigger, error: StoreUnavailable) -> NoReturn:
+def requeue_without_store(trigger: Trigger, error: StoreUnavailable | ScriptError) -> NoReturn:
     """Send the trigger back as the same copy that it is: the store may or may not have seen it. Raises `Retry`."""
     countdown = blind_delay(trigger.waits, longest=longest_delay(trigger.binding.app))
     signature = _publish(trigger, countdown, {header.WAITS: trigger.waits + 1})
-    logger.warning("%s[%s] waits %.1f s for the store: %s", trigger.task.name, trigger.request.id, countdown, error)
+    # A store that is away comes back; what a script refuses to go on with is for a person, and nothing is forgotten meanwhile.
+    level = logging.ERROR if isinstance(error, ScriptError) else logging.WARNING
+    logger.log(level, "%s[%s] waits %.1f s for the store: %s", trigger.task.name, trigger.request.id, countdown, error)
     raise without_run(Retry(exc=error, when=countdown, sig=signature))
 
 

@@ -1,6 +1,6 @@
 -- End a run without an outcome, and release the lease: its trigger will run again, or was never to be remembered.
 --
--- Uses time, holders, waiting, uncertain.
+-- Uses time, holders, waiting, uncertain, states.
 --
 -- KEYS[1] lease       hash: owner token -> who holds the lock key; see shared/holders.lua
 -- KEYS[2] pace        hash; this and the keys up to baton are of those who wait: see shared/waiting.lua
@@ -29,21 +29,29 @@
 -- So many generations are between two replacements.
 local RETRIES = 1048576
 
+local holder, outcome, runs_generation, unsure, until_ms, run = unpack(
+  redis.call('HMGET', execution, 'owner', 'outcome', 'run_generation', 'unsure', 'until_ms', 'run'))
+local left_by, newest_generation, concluded = unpack(redis.call('HMGET', trigger, 'left_by', 'generation', 'outcome'))
+local is_its = holder == owner and not outcome
+local was_left = left_by == owner and runs_generation == newest_generation
+local is_unsure = (died == '1' or cut_off == '1') and not outcome and (is_its or was_left)
+local is_forgotten = is_its and (forget == '1' or (execution ~= trigger and concluded and not is_unsure))
+-- It was taken for dead, and says how it goes on.
+local is_certain = is_its and not is_unsure and unsure and (forget == '1' or doubt_of(unsure).of == owner)
+if is_its or is_unsure then
+  local becomes = is_forgotten and 'new' or (is_unsure or (unsure and not is_certain)) and 'uncertain' or 'waiting'
+  must_become(state_of(run or (execution == trigger and newest_generation), holder, until_ms, unsure, outcome), becomes)
+end
+
 if hold_ms ~= '' then
   leave_place(owner, hold_ms)
 end
-local holder, outcome, runs_generation, unsure = unpack(
-  redis.call('HMGET', execution, 'owner', 'outcome', 'run_generation', 'unsure'))
-local left_by, newest_generation, concluded = unpack(redis.call('HMGET', trigger, 'left_by', 'generation', 'outcome'))
-local was_left = left_by == owner and runs_generation == newest_generation
-local is_unsure = (died == '1' or cut_off == '1') and not outcome and (holder == owner or was_left)
 if is_unsure then
   begin_doubt(owner)
-elseif holder == owner and not outcome and unsure and (forget == '1' or doubt_of(unsure).of == owner) then
-  -- It was taken for dead, and says how it goes on.
+elseif is_certain then
   end_doubt()
 end
-if execution ~= trigger and holder == owner and concluded and not outcome then
+if execution ~= trigger and is_its and concluded then
   -- The main process has given the trigger its outcome while this run lived: nothing is under way any more.
   if is_unsure then
     redis.call('HDEL', execution, 'owner', 'until_ms', 'since_ms', 'fence')
@@ -54,7 +62,7 @@ end
 outcome = outcome or concluded
 -- The process gives back, then the worker's main process finds that it has died. The death of a run that had sent its retry is
 -- none of the retry's.
-if died == '1' and not outcome and (holder == owner or was_left) and runs_generation == newest_generation then
+if died == '1' and not outcome and (is_its or was_left) and runs_generation == newest_generation then
   redis.call('HINCRBY', trigger, 'died', 1)
   redis.call('HDEL', trigger, 'left_by')
 end

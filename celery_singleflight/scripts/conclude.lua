@@ -1,7 +1,7 @@
 -- Give a trigger an outcome that is none of its lease's: its run was killed or is about to be, has outstayed its time, or it
 -- was revoked while it waited.
 --
--- Uses time, holders, waiting, uncertain.
+-- Uses time, holders, waiting, uncertain, states.
 --
 -- KEYS[1] lease       hash: owner token -> who holds the lock key; see shared/holders.lua
 -- KEYS[2] pace        hash; this and the keys up to baton are of those who wait: see shared/waiting.lua
@@ -52,16 +52,32 @@ local function concluded()
   return {'concluded', calls}
 end
 
+local done, by, generation = unpack(redis.call('HMGET', trigger, 'outcome', 'concluded_by', 'generation'))
+local holder, until_ms, runs, unsure, execution_done = unpack(
+  redis.call('HMGET', execution, 'owner', 'until_ms', 'task_id', 'unsure', 'outcome'))
+local found = state_of(runs or (not separate and generation), holder, until_ms, unsure, execution_done)
+local is_its = holder == owner or ((not holder or holder == '') and unsure and doubt_of(unsure).of == owner)
+-- Not before: under another lock key somebody else would begin beside the process that still lives.
+local ends_execution = separate and is_its and release == '1' and (not done or by == owner)
+local leaves_doubt = execution_as == 'unsure' or execution_as == 'hold'
+local is_kept = execution_as == 'keep' and outcome == 'failed'
+if ends_execution then
+  must_become(found, leaves_doubt and 'uncertain' or is_kept and outcome or 'new')
+end
+local is_concluded = by == owner or (done == outcome and patience_ms == '')
+local refusal = done or (redis.call('EXISTS', trigger) == 0 and 'unknown')
+if not refusal and holder and holder ~= '' and holder ~= owner and runs == task_id and tonumber(until_ms or 0) > now then
+  refusal = ''
+end
+if not is_concluded and not refusal then
+  must_become(separate and 'waiting' or found, outcome)
+end
+
 if release == '1' then
   leave_place(owner, 0)
 end
-local done, by = unpack(redis.call('HMGET', trigger, 'outcome', 'concluded_by'))
-local holder, until_ms, runs = unpack(redis.call('HMGET', execution, 'owner', 'until_ms', 'task_id'))
-local unsure = separate and redis.call('HGET', execution, 'unsure')
-local is_its = holder == owner or ((not holder or holder == '') and unsure and doubt_of(unsure).of == owner)
-if separate and is_its and release == '1' and (not done or by == owner) then
-  -- Not before: under another lock key somebody else would begin beside the process that still lives.
-  if execution_as == 'unsure' or execution_as == 'hold' then
+if ends_execution then
+  if leaves_doubt then
     begin_doubt(owner)
     redis.call('HDEL', execution, 'owner', 'until_ms', 'since_ms', 'fence')
     if execution_as == 'hold' then
@@ -71,7 +87,7 @@ if separate and is_its and release == '1' and (not done or by == owner) then
     if unsure then
       end_doubt()
     end
-    if execution_as == 'keep' and outcome == 'failed' then
+    if is_kept then
       redis.call('HSET', execution, 'owner', '', 'outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', text(now),
                  'content_type', content_type, 'content_encoding', content_encoding, 'body', body)
       redis.call('PEXPIRE', execution, keep_ms)
@@ -80,20 +96,17 @@ if separate and is_its and release == '1' and (not done or by == owner) then
     end
   end
 end
-if by == owner or (done == outcome and patience_ms == '') then
+if is_concluded then
   if patience_ms == '' then
     settle()
   end
   return concluded()
 end
-if done or redis.call('EXISTS', trigger) == 0 then
-  if redis.call('EXISTS', parked) == 1 then
+if refusal then
+  if refusal ~= '' and redis.call('EXISTS', parked) == 1 then
     look_at(now)
   end
-  return {'refused', done or 'unknown'}
-end
-if holder and holder ~= '' and holder ~= owner and runs == task_id and tonumber(until_ms) > now then
-  return {'refused', ''}
+  return {'refused', refusal}
 end
 -- Its run, should it still live, is refused; unless it is the run itself that tells, and releases its lease.
 local by_run = (patience_ms == '' or release ~= '1') and '' or owner

@@ -81,7 +81,7 @@ if on_held ~= 'coalesce' and ticket == '' and unsure_as == '' and
   return acquired(token, run, 1, '')
 end
 
--- Uses holders, waiting, parking, places, uncertain, awaiting.
+-- Uses holders, waiting, parking, places, states.
 
 local holder, until_ms, since_ms, token, run_id, attempts, runs, on, runs_generation, done, newest, counts, settled, by,
   ended_ms, died, by_task, has_run, group, unsure = unpack(
@@ -93,7 +93,14 @@ if separate then
   newest, counts, outcome, settled, by, ended_ms, died, has_run, group = unpack(
     redis.call('HMGET', trigger, 'generation', 'copy', 'outcome', 'settled', 'by', 'ended_ms', 'died', 'has_run', 'group'))
 end
-local is_running = holder and holder ~= '' and tonumber(until_ms) > now
+-- The states of the record of the execution, and of the trigger's own.
+local found = state_of(run_id or (not separate and newest), holder, until_ms, unsure, done)
+local its_own = separate and state_of(newest, nil, nil, nil, outcome) or found
+must_be_state(found)
+must_be_state(its_own)
+local is_running = found == 'running'
+
+-- Uses uncertain, answering, awaiting.
 
 if is_running and holder == owner then
   if on_held ~= 'ask' and run ~= (attempts == '1' and run_id or redis.call('HGET', execution, 'run_as')) then
@@ -124,14 +131,6 @@ if newest and ours > newest then
   died = false
 end
 
--- The trigger has its outcome, and the message is kept until Celery has sent what follows.
-local function answers()
-  if is_kept then
-    redis.call('HSET', trigger, 'message', message)
-    redis.call('ZADD', due, text(now + tonumber(grace_ms)), member)
-  end
-end
-
 -- A success that was passed on, and every other outcome, is the trigger's own. One that is still to be passed on needs its
 -- value, and ends with the record that has it.
 local has_value = not separate or done == 'succeeded'
@@ -141,46 +140,11 @@ end
 local is_own = outcome and (outcome ~= 'succeeded' or settled or has_value or led_by or
                             redis.call('HEXISTS', trigger, 'content_type') == 1)
 if is_own or done then
-  local age = now - (tonumber(ended_ms) or 0)
-  if outcome and not settled and by ~= owner and age < tonumber(grace_ms) then
-    redis.call('HSET', trigger, 'generation', generation, 'copy', copy)
-    return {'held', 'own', cjson.encode({task_id, ''}), age, grace_ms - age, 0, 0, text(now), text(tonumber(first_ms) or now),
-            0, 0, ticket}
-  end
-  if led_by then
-    return {'led', led_by}
-  end
-  local ending = is_own and outcome or done
-  local reason = outcome and redis.call('HGET', trigger, 'reason') or cjson.encode({'answered', runs})
-  if not outcome then
-    remember('outcome', done, 'reason', reason, 'by', owner, 'ended_ms', text(now))
-    if done ~= 'succeeded' then
-      local error = redis.call('HMGET', execution, 'content_type', 'content_encoding', 'body')
-      redis.call('HSET', trigger, 'content_type', error[1], 'content_encoding', error[2], 'body', error[3])
-    end
-  elseif by ~= owner then
-    redis.call('HSET', trigger, 'by', owner, 'ended_ms', text(now))
-  end
-  if not settled then
-    answers()
-  end
-  if not outcome or about then
-    leave_line(ending, not outcome and group)
-  end
-  local source = ending == 'succeeded' and done and execution or trigger
-  local value = redis.call('HMGET', source, 'content_type', 'content_encoding', 'body')
-  if source == execution and separate and value[1] == '' then
-    reason = redis.call('HGET', execution, 'reason')  -- why there is none
-  end
-  return {'ended', ending, settled or '', reason or '', value[1] or '', value[2] or '', value[3] or '', calls}
-end
-
-local function end_here(ending, reason, ...)
-  remember('outcome', ending, 'reason', reason, 'by', owner, 'ended_ms', text(now), ...)
-  redis.call('HDEL', trigger, 'settled')
-  answers()
-  leave_line(ending, group)
-  return {'ended', ending, '', reason, '', '', '', calls}
+  return ended_before(is_own)
+elseif outcome then
+  -- The execution it was answered from is kept no longer: it asks anew.
+  must_become(its_own, 'waiting')
+  its_own = 'waiting'
 end
 
 if about then
@@ -205,41 +169,6 @@ if on_held ~= 'ask' and not is_newcomer then
   on_held = parks and 'queue' or 'wait'
 end
 
-local function held(what, since, task, at, ends)
-  local age, remaining = math.max(now - since, 0), math.max(ends - now, 0)
-  local first = tonumber(first_ms) or now
-  local is_others = what == 'lock' or what == 'execution'
-  if is_others and on_held ~= 'ask' then
-    local ending
-    if on_held == 'skip' then
-      ending = 'skipped'
-    elseif on_held == 'reject' then
-      ending = 'rejected'
-    elseif is_over(first) then
-      ending = 'timed out waiting'
-    end
-    if ending then
-      leave_place_in_line()
-      return end_here(ending, cjson.encode({what, task, at, age, remaining}))
-    end
-  end
-  if on_held ~= 'ask' then
-    remember()
-    if is_others then
-      leave_message()
-    end
-  end
-  local its, linger = {turn = 0, place = 0, tries = 0, ticket = ticket}, nil
-  if on_held ~= 'ask' and is_others then
-    its, linger = take_place(what, since, age, remaining)
-    if linger then
-      return {'linger', linger, '0', calls}
-    end
-  end
-  return {'held', what, cjson.encode({task, at}), age, remaining, math.floor(its.hold or 0), math.floor(its.turn), text(now),
-          text(first), its.place, its.tries, its.ticket}
-end
-
 -- A run of the execution that has not ended died with its process; one that has sent its retry has said how it goes on.
 local doubt = unsure and doubt_of(unsure)
 local has_died = holder and holder ~= '' and not is_running and not (doubt and doubt.of == holder) and
@@ -251,13 +180,8 @@ elseif doubt and doubt.of ~= '' and runs == task_id and (tonumber(runs_generatio
   doubt = nil
 end
 
-local function await_word()
-  local reply, reason = wait_for_word(doubt, counts)
-  return reply or end_here('uncertain', reason)
-end
-
 if is_running and doubt and doubt.by == holder and unsure_as == 'hold' and runs ~= task_id then
-  return await_word()
+  return wait_for_word(doubt, counts)
 end
 
 if is_running then
@@ -277,16 +201,7 @@ if has_died and runs == task_id and tonumber(runs_generation) == ours then
   end
 end
 if died > 0 and deaths ~= '' and died >= tonumber(deaths) then
-  if separate and runs == task_id and unsure_as ~= 'hold' then
-    if doubt then
-      end_doubt()
-    end
-    redis.call('DEL', execution)
-  elseif separate and doubt then
-    redis.call('HSET', execution, 'unsure', line_of(doubt))
-    keep(execution, HELD_MS)
-  end
-  return end_here('dead-lettered', cjson.encode({'died', task_id, on or '', died, 0}), 'died', died, 'owner', '')
+  return dead_letter(doubt, died)
 end
 
 -- What works in steps says by them what must not be done again.
@@ -295,12 +210,13 @@ if doubt and unsure_as == 'hold' and redis.call('HGET', steps, 'run') ~= run_id 
   doubt.next = doubt.next or next_try(doubt, doubt.looked)
   finds_out = on_held ~= 'ask' and doubt.next and doubt.next <= now
   if not finds_out then
-    return await_word()
+    return wait_for_word(doubt, counts)
   end
   doubt.tries, doubt.by, doubt.asks = doubt.tries + 1, owner, nil
   doubt.next = next_try(doubt, now)
 end
 
+must_become(found, 'running')
 if on_held == 'coalesce' and is_newcomer then
   local reply = gather()
   if reply then
@@ -350,7 +266,6 @@ else
 end
 
 if outcome then
-  -- The execution it was answered from is kept no longer.
   redis.call('HDEL', trigger, 'outcome', 'settled', 'reason', 'by', 'ended_ms', 'led_by')
 end
 run_id = run_id or run

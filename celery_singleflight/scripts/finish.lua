@@ -1,6 +1,6 @@
 -- End a run with its outcome: store it, release the lease, call those who are next.
 --
--- Uses time, holders.
+-- Uses time, holders, overtaken, states.
 --
 -- KEYS[1] lease             hash: owner token -> who holds the lock key; see shared/holders.lua
 -- KEYS[2] fence             string: the last fencing token
@@ -33,38 +33,15 @@
 --      or {"refused", owner, outcome}  somebody else owns the record or the lock key now; nothing is changed
 
 local separate = execution ~= trigger
-
-local holder, done, by, since_ms, attempts, unsure = unpack(
-  redis.call('HMGET', execution, 'owner', 'outcome', 'by', 'since_ms', 'attempt', 'unsure'))
-holder = holder ~= '' and holder
-local ended, ended_by = done, by
-if separate then
-  ended, ended_by = unpack(redis.call('HMGET', trigger, 'outcome', 'by'))
+if ended and ended_by == owner then
+  return 'finished\n'
 end
-if ended then
-  if ended_by == owner then
-    return 'finished\n'
-  end
-  return {'refused', ended_by or '', ended}
+local refused = overtaken()
+if refused then
+  return refused
 end
--- A record of an attempt that names nobody, or a trigger without its execution: somebody has been there since.
-local is_forgotten = separate and not attempts and redis.call('EXISTS', trigger) == 1
-if done or is_forgotten or (attempts and holder ~= owner) then
-  return {'refused', holder or by or '', done or ''}
-end
-
-local function is_taken()
-  if tonumber(limit) == 1 then
-    return (tonumber(redis.call('GET', fence)) or 0) > tonumber(token)
-  end
-  return holders_now() >= tonumber(limit)
-end
-
-local mine = redis.call('HGET', lease, owner)
--- Else it expired and was cleared away, or the store forgot: then nobody may have come in since.
-if not mine and is_taken() then
-  return {'refused', '', ''}
-end
+local answers = outcome == 'succeeded' or (outcome == 'failed' and failure == 'keep')
+must_become(state_of(attempts, holder, until_ms, unsure), (answers or not separate) and outcome or 'new')
 
 if unsure then
   -- Uses uncertain.
@@ -72,7 +49,7 @@ if unsure then
 end
 local ended_ms = text(now)
 if separate then
-  if outcome == 'succeeded' or (outcome == 'failed' and failure == 'keep') then
+  if answers then
     redis.call('HSET', trigger, 'outcome', outcome, 'reason', reason, 'by', owner, 'ended_ms', ended_ms)
     if outcome == 'failed' or tonumber(keep_ms) < 60000 then
       -- A failure is the trigger's own too. And the execution may be forgotten before Celery has sent what follows.

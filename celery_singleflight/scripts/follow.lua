@@ -1,6 +1,6 @@
 -- Give a trigger the outcome of the one that it was coalesced into, or joined.
 --
--- Uses time, holders, waiting.
+-- Uses time, holders, waiting, states.
 --
 -- KEYS[1] lease       hash: owner token -> who holds the lock key; see shared/holders.lua
 -- KEYS[2] pace        hash; this and the keys up to baton are of those who wait: see shared/waiting.lua
@@ -37,12 +37,17 @@ if ended_as == 'succeeded' and not content_type then
 end
 local about = waiter(member)
 local group = about and about.follows
-local outcome, settled, ended_by, ended_ms = unpack(redis.call('HMGET', trigger, 'outcome', 'settled', 'by', 'ended_ms'))
+local outcome, settled, ended_by, ended_ms, known, holder, until_ms, unsure = unpack(
+  redis.call('HMGET', trigger, 'outcome', 'settled', 'by', 'ended_ms', 'generation', 'owner', 'until_ms', 'unsure'))
+local found = state_of(known, holder, until_ms, unsure, outcome)
 if outcome and not settled and ended_by ~= owner and now - (tonumber(ended_ms) or 0) < tonumber(grace_ms) then
   return {'gone'}
 end
 if not ended_as or (ended_as ~= 'succeeded' and ended_as ~= 'failed') or (ended_as == 'succeeded' and not content_type) or
    (ended_as == 'failed' and about and about.kind == 'join') then
+  if outcome then
+    must_become(found, 'waiting')
+  end
   forget_waiter(member)
   redis.call('HDEL', trigger, 'outcome', 'led_by', 'settled', 'by')
   -- The reply has no room for those who are next: a sweeper calls them.
@@ -51,6 +56,7 @@ if not ended_as or (ended_as ~= 'succeeded' and ended_as ~= 'failed') or (ended_
 end
 if not outcome then
   outcome = about and about.kind == 'coalesce' and 'coalesced' or ended_as
+  must_become(found, outcome)
   redis.call('HSET', trigger, 'outcome', outcome, 'led_by', by, 'generation', generation, 'copy', copy,
              'reason', cjson.encode({outcome == 'coalesced' and 'coalesced' or 'answered', string.match(by, '^[^\n]*')}))
 end

@@ -3,7 +3,7 @@
 -- Nothing of the holder counts afterwards: it finds no lease to renew, its record names it no more, and its fencing token is
 -- not the newest.
 --
--- Uses time, holders.
+-- Uses time, holders, states.
 --
 -- KEYS[1] lease      hash: owner token -> who holds the lock key; see shared/holders.lua
 -- KEYS[2] fence      string: the last fencing token
@@ -44,13 +44,18 @@ if ends > now and force ~= '1' then
   return {'live', worker, math.max(now - since, 0), ends - now}
 end
 
+local holder, outcome, until_ms, unsure = unpack(redis.call('HMGET', execution, 'owner', 'outcome', 'until_ms', 'unsure'))
+local is_its = holder == owner and not outcome
+if is_its then
+  must_become(state_of(true, holder, until_ms, unsure), unsure and 'uncertain' or 'waiting')
+end
+
 redis.call('HDEL', lease, owner)
 -- Else a late finish of this holder could still pass, as long as nobody has come in since.
 local last = tonumber(redis.call('GET', fence)) or 0
 redis.call('SET', fence, text(math.max(last + 1, clock[1] * 1000000 + clock[2])), 'PX', 86400000)
 
-local holder, outcome = unpack(redis.call('HMGET', execution, 'owner', 'outcome'))
-if holder == owner and not outcome then
+if is_its then
   redis.call('HDEL', execution, 'owner', 'until_ms', 'since_ms', 'fence', 'worker')
   if ends > now then
     -- Should its process be found dead later, that counts then.

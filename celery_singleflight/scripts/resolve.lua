@@ -1,6 +1,6 @@
 -- Say what a run has done that died after its body began; those who wait for that ask again.
 --
--- Uses time, uncertain.
+-- Uses time, uncertain, states.
 --
 -- KEYS[1] execution   hash: run record of the execution key
 -- KEYS[2] trigger     hash: record of the trigger whose run it was; the same key as execution unless the execution key is explicit
@@ -42,6 +42,16 @@ if not unsure and not is_held and not done then
   return {'certain'}
 end
 
+local becomes = outcome
+if outcome == 'rerun' then
+  becomes = owner == '' and 'waiting' or nil
+elseif outcome == 'failed' and separate and failure ~= 'keep' then
+  becomes = 'new'
+end
+if becomes then
+  must_become(state_of(runs, holder, until_ms, unsure, done), becomes)
+end
+
 -- Nobody is about to send what follows, and it is not waited for.
 local ended = {'outcome', outcome, 'reason', reason, 'by', '', 'ended_ms', text(now - AFTER_MS), 'content_type', content_type,
                'content_encoding', content_encoding, 'body', body}
@@ -54,7 +64,7 @@ if outcome == 'rerun' then
   if done then
     redis.call('HDEL', execution, 'outcome', 'settled', 'reason', 'by', 'ended_ms', 'generation', 'copy')
   end
-elseif outcome == 'failed' and separate and failure ~= 'keep' then
+elseif becomes == 'new' then
   -- A failure is the trigger's own: another trigger with the same execution key may run it.
   if redis.call('EXISTS', trigger) == 1 and redis.call('HEXISTS', trigger, 'outcome') == 0 then
     redis.call('HSET', trigger, unpack(ended))

@@ -2,7 +2,7 @@
 --
 -- A trigger whose failure came of it may be sent again, under the same id, or be replayed, and goes on where it was.
 --
--- Uses time, steps.
+-- Uses time, steps, states.
 --
 -- KEYS[1] execution  hash: run record of the execution key
 -- KEYS[2] steps      hash: what the execution has done so far; see shared/steps.lua
@@ -29,6 +29,10 @@ local is_live = holder and holder ~= '' and (tonumber(until_ms or nil) or 0) > n
 if step.state == 'begun' and is_live and string.sub(step.mark, 1, #holder) == holder then
   return {'running', step.worker}
 end
+local is_held = redis.call('HGET', steps, 'held') == 'step:' .. name
+if is_held and outcome == 'failed' then
+  must_become(state_of(true, holder, until_ms, false, outcome), 'waiting')
+end
 step.note, step.content_type, step.content_encoding, step.body = '', content_type, content_encoding, body
 if state == 'done' then
   put_done(name, step)
@@ -36,7 +40,7 @@ else
   step.state, step.unsure = 'failed', ''
   put_step(name, step)
 end
-if redis.call('HGET', steps, 'held') == 'step:' .. name then
+if is_held then
   redis.call('HSET', steps, 'held', 'resolved')
   if outcome == 'failed' then
     -- What is settled is not looked at any more, and its message waits for a replay.

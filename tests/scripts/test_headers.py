@@ -915,7 +915,9 @@ def test_what_a_body_uses_further_down_is_made_by_the_calls_that_get_there(desk)
 
 
 def test_a_script_runs_with_the_text_of_every_file_that_it_uses():
-    assert shared_by("enter") == ["time", "taking", "holders", "waiting", "parking", "places", "uncertain", "awaiting"]
+    assert shared_by("enter") == [
+        *("time", "taking", "holders", "waiting", "parking", "places", "states", "uncertain", "answering", "awaiting")
+    ]
     for name in HEADERS:
         assert [used for used in sorted(names_in("shared")) if text_of(f"shared/{used}") in load(name).source] == sorted(
             shared_by(name)

@@ -62,3 +62,21 @@ def test_a_worker_that_goes_withdraws_what_it_was_told_to_revoke_since_its_last_
     place.deliver_all()
     assert ran == []
     assert place.store.parked(result.id, ["charge"]) == []
+
+
+def test_one_that_cannot_be_withdrawn_does_not_keep_the_others(place, revoke, caplog):
+    def charge(number):
+        return number
+
+    task = place.task(charge, lock_on=(), lock_name="charge", contention_policy="queue")
+    with place.held_elsewhere("charge"):
+        results = [task.delay(number) for number in range(3)]
+        place.deliver_all()
+        broken = results[1]
+        place.client.hset(place.store.keys.trigger("charge", broken.id), "owner", "somebody")
+        for result in results:
+            revoke(result.id)
+        Sweeper(place.app).look()
+        assert [result for result in results if place.store.parked(result.id, ["charge"])] == [broken]
+    assert f"{broken.id} of charge cannot be revoked" in caplog.text
+    assert "running without an end" in caplog.text

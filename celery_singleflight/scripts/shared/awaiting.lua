@@ -1,5 +1,5 @@
 -- What `enter` does with a trigger of an execution of which nobody knows what its last run has done. Needs `time`, `taking`,
--- `waiting`, `parking`, `places`, `uncertain` and the keys and values of `enter`.
+-- `waiting`, `parking`, `places`, `states`, `uncertain`, `answering` and the keys and values of `enter`.
 
 -- When to try next to find out, if at all, counted from `since`.
 local function next_try(doubt, since)
@@ -22,9 +22,12 @@ local function told(doubt)
   return what
 end
 
--- Let the trigger wait until somebody knows. Returns the reply; or nothing and the reason, where it does not wait, or has waited for
--- too long. `counts` is the copy of the trigger's message that counted.
+-- Let the trigger wait until somebody knows; or end, where it does not wait, or has waited for too long. `counts` is the copy of
+-- the trigger's message that counted.
 local function wait_for_word(doubt, counts)
+  if not is_running then
+    must_become(found, 'uncertain')
+  end
   local age, who = math.max(now - doubt.since, 0), doubt.who
   local keeper = doubt.asks and string.match(doubt.asks, '^[^\n]*') or ''
   local is_asked = redis.call('HEXISTS', execution, 'awaits:' .. keeper) == 1
@@ -42,7 +45,7 @@ local function wait_for_word(doubt, counts)
   if on_held == 'skip' or on_held == 'reject' or is_over(text(first)) then
     redis.call('HDEL', execution, 'awaits:' .. task_id)
     local task, worker = unpack(cjson.decode(who))
-    return nil, cjson.encode({'uncertain', task, worker, age, 0})
+    return end_here('uncertain', cjson.encode({'uncertain', task, worker, age, 0}))
   end
   if message == '' then
     remember()

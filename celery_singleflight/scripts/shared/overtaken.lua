@@ -1,14 +1,18 @@
 -- Whether somebody has taken over from a run. Needs `time` and `holders`; the keys lease, fence, execution and trigger; the values
 -- owner, token and limit.
 
--- Return nothing when the run may write, by the rules of `finish`; else the reply that says who has taken over.
+local holder, done, by, attempts, until_ms, unsure, since_ms = unpack(
+  redis.call('HMGET', execution, 'owner', 'outcome', 'by', 'attempt', 'until_ms', 'unsure', 'since_ms'))
+-- How the trigger ended, which has a record of its own where the execution key is explicit.
+local ended, ended_by = done, by
+if execution ~= trigger then
+  ended, ended_by = unpack(redis.call('HMGET', trigger, 'outcome', 'by'))
+end
+-- What the lease says of the run.
+local mine = redis.call('HGET', lease, owner)
+
+-- Return nothing when the run may write; else the reply that says who has taken over.
 local function overtaken()
-  local holder, done, by, attempts = unpack(redis.call('HMGET', execution, 'owner', 'outcome', 'by', 'attempt'))
-  holder = holder ~= '' and holder
-  local ended, ended_by = done, by
-  if execution ~= trigger then
-    ended, ended_by = unpack(redis.call('HMGET', trigger, 'outcome', 'by'))
-  end
   if ended or done then
     return {'refused', ended_by or by or '', ended or done}
   end
@@ -17,10 +21,10 @@ local function overtaken()
   if is_forgotten or (attempts and holder ~= owner) then
     return {'refused', holder or '', ''}
   end
-  if redis.call('HEXISTS', lease, owner) == 1 then
+  if mine then
     return nil
   end
-  -- Its lease expired and was cleared away, or the store forgot: then nobody may have come in since.
+  -- It expired and was cleared away, or the store forgot: then nobody may have come in since.
   local is_taken
   if tonumber(limit) == 1 then
     is_taken = (tonumber(redis.call('GET', fence)) or 0) > tonumber(token)
