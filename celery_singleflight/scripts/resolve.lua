@@ -35,7 +35,7 @@ end
 if runs ~= task_id then
   return {'other', runs}
 end
-if is_held and holder ~= owner and tonumber(until_ms) > now then
+if is_held and holder ~= owner and tonumber(until_ms or 0) > now then
   return {'running', worker or ''}
 end
 if not unsure and not is_held and not done then

@@ -12,6 +12,7 @@ from cluster import Keyspace
 from contract import Contract, Delivery, Execution, held_place
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule, run_state_machine_as_test
+from record_states import Watch
 
 from celery_singleflight.claims import Acquired, Claim, Encoded, Ended, Finished, Handout, Held, Outcome, Record, Surplus
 from celery_singleflight.keys import KeySpace, LockKey
@@ -464,7 +465,8 @@ def same(one: Any, other: Any) -> bool:
 @pytest.fixture
 def store_and_keyspace(valkey):
     url = f"{valkey.url}/{DATABASE}"
-    store, keyspace = Store(connect(url, {}), KeySpace("sf")), Keyspace.at(url)
+    keyspace = Keyspace.at(url)
+    store = Store(Watch(connect(url, {}), keyspace.client, keyspace.now_ms), KeySpace("sf"))
     yield store, keyspace
     store.close()
     keyspace.close()

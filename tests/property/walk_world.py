@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
 from fakeredis import FakeRedis, FakeServer
+from record_states import Watch
 
 from celery_singleflight.claims import Claim, Ended, Outcome, Record, Waits
 from celery_singleflight.connection import ClientConnections
@@ -72,7 +73,9 @@ class World:
         self.now = _BEGIN
         server = FakeServer()
         self.client = FakeRedis(server=server, decode_responses=True)
-        self.store = Store(ClientConnections(lambda: FakeRedis(server=server), spans_slots=True), KeySpace("sf"))
+        connections = ClientConnections(lambda: FakeRedis(server=server), spans_slots=True)
+        self.watch = Watch(connections, self.client, lambda: self.now_ms)
+        self.store = Store(self.watch, KeySpace("sf"))
         self.policies = self.dice.choice(MIXTURES)
         self.limit = self.dice.choice((1, 1, 1, 2))
         self.faults = self.dice.choice((0.0, 0.05, 0.2))

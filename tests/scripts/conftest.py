@@ -7,6 +7,7 @@ import pytest
 from cluster import AS_TEXT, Keyspace, ValkeyCluster
 from desk import Desk
 from fakeredis import FakeRedis, FakeServer
+from record_states import Watch
 
 from celery_singleflight.connection import ClientConnections, Connections
 from celery_singleflight.keys import KeySpace
@@ -60,8 +61,14 @@ def open_connections(place):
 
 
 @pytest.fixture
-def desk(place, open_connections):
+def watch(place, open_connections):
+    """The connections, with a look at the states of what each script writes."""
+    return Watch(open_connections, place.keyspace.client, place.keyspace.now_ms)
+
+
+@pytest.fixture
+def desk(place, watch, open_connections):
     """An empty store. Whatever a test does in it, every key that is left goes by itself."""
     place.keyspace.clear()
-    yield Desk(Store(open_connections, KeySpace("sf")), place.keyspace, open_connections)
+    yield Desk(Store(watch, KeySpace("sf")), place.keyspace, open_connections)
     assert place.keyspace.lasting() == []

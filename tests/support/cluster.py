@@ -119,7 +119,7 @@ class Keyspace:
             kind = name.split(":")[2]
             if kind in ("fence", "sweep"):
                 values.get(name)
-            elif kind == "due":
+            elif kind in ("due", "line", "called", "followers"):
                 values.zrange(name, 0, -1, withscores=True)
             else:
                 values.hgetall(name)

@@ -8,10 +8,10 @@ from celery_singleflight.store import Store
 
 
 @pytest.fixture
-def desk(place, open_connections):
+def desk(place, watch, open_connections):
     """An empty store. Whoever still waits at the end of a test is looked after, and nothing else is left of waiting."""
     place.keyspace.clear()
-    desk = QueueDesk(Store(open_connections, KeySpace("sf")), place.keyspace, open_connections)
+    desk = QueueDesk(Store(watch, KeySpace("sf")), place.keyspace, open_connections)
     yield desk
     desk.check()
     place.keyspace.clear()
