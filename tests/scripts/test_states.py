@@ -1,4 +1,4 @@
-"""The states of a run record: a transition that is not in the table changes nothing, and what the walks do not come by is made."""
+"""The states of a run record: what is not in the table changes nothing, and the transitions that no walk comes by are made."""
 
 from __future__ import annotations
 
@@ -392,3 +392,22 @@ def test_an_outcome_that_no_script_gives_is_no_answer(desk):
     with pytest.raises(ScriptError, match='a run record is "vanished", which none can be'):
         desk.enter(again(claim))
     assert desk.keyspace.snapshot() == before
+
+
+@pytest.mark.parametrize("length", [10, 199, 200, 1000])
+def test_the_whole_of_an_execution_key_is_in_its_record_or_in_the_name_of_that(desk, length):
+    key = "invoice:\n" + "ä" * (length - 9)
+    claim = trigger_of(desk, key=key)
+    desk.acquire(claim)
+    name, record = desk.execution_name(claim), desk.execution(claim)
+    assert record.get("execution_key", key) == key
+    assert name.endswith(f":{key}") or "execution_key" in record
+
+
+def test_where_the_last_run_came_from_is_not_where_an_earlier_one_did(desk):
+    claim = trigger_of(desk, terms=Terms(source="beat", is_redelivered=True))
+    desk.acquire(claim)
+    assert desk.execution(claim)["origin"] == "beat\n\n1"
+    desk.abandon(claim)
+    desk.acquire(again(claim, terms=Terms()))
+    assert desk.execution(claim)["origin"] == ""

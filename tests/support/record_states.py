@@ -103,7 +103,7 @@ def state_of(record: Sequence[Any], now_ms: float) -> str:
 
 
 class Watch:
-    """Connections that look at the records of each script call, before and after. Raises when a transition is not in the table."""
+    """Connections that look at the records of each script call. They raise when a transition is not in the table."""
 
     def __init__(self, connections: Connections, client: Any, now_ms: Callable[[], float]) -> None:
         self.spans_slots = connections.spans_slots

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from record_states import TRANSITIONS
 
 import celery_singleflight
 from celery_singleflight import errors, headers, signals
@@ -97,3 +98,33 @@ def test_a_flow_is_one_picture_and_names_its_tests(flow):
         assert opened >= line.startswith("else ")
     assert opened == 0
     assert re.search(r"^Proved by `tests/", flows()[flow], re.MULTILINE)
+
+
+def test_the_pictures_of_the_run_record_are_the_table_of_its_transitions():
+    text = (ROOT / "docs/explanation/run-record.md").read_text(encoding="utf-8")
+    pictures = re.findall(r"```mermaid\nstateDiagram-v2\n(.*?)```", text, re.DOTALL)
+    drawn = []
+    for picture in pictures:
+        names = {short: name for name, short in re.findall(r'state "([^"]+)" as (\w+)', picture)}
+        arrows = re.findall(r"^    (\w+) --> (\w+): (.+)$", picture, re.MULTILINE)
+        assert len(arrows) + len(names) == len(picture.splitlines())
+        drawn += [((names.get(one, one), names.get(other, other)), frozenset(by.split(", "))) for one, other, by in arrows]
+    assert len(drawn) == len(TRANSITIONS)
+    assert dict(drawn) == TRANSITIONS
+
+
+def test_the_states_of_the_run_record_are_those_of_its_transitions():
+    told = {state for row in rows("docs/explanation/run-record.md") for state in row[0].split(", ")}
+    assert told == {state for transition in TRANSITIONS for state in transition}
+
+
+def test_the_fields_of_the_run_record_are_those_that_the_scripts_write():
+    text = (ROOT / "docs/explanation/run-record.md").read_text(encoding="utf-8").partition("## Fields")[2]
+    told = {name for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for name in re.findall(r"`(\w+)", row)}
+    scripts = (ROOT / "celery_singleflight/scripts").rglob("*.lua")
+    code = "\n".join(re.sub(r"--.*", "", path.read_text(encoding="utf-8")) for path in scripts)
+    calls = re.findall(r"(?:'HSET', (?:execution|trigger),|remember\(|local (?:record|ended) = \{|note\()([^)}]*)", code)
+    written = {name for call in calls for name in re.findall(r"'(\w+)'", call)}
+    written |= set(re.findall(r"'HINCRBY', trigger, '(\w+)'", code)) | {"awaits"}
+    assert told >= written - {"1", "answered", "coalesced"}
+    assert all(f"'{name}" in code for name in told)

@@ -57,12 +57,16 @@ local function begin_run(since, ends, token, run_id, attempt, group, is_new)
   end
   if task ~= '' then
     note('task', task)
+    if #member - #task_id > 200 then
+      -- The name of the record may have its beginning and a digest only.
+      note('execution_key', string.sub(member, #task_id + 2))
+    end
   end
   if payload ~= '' then
     note('payload', payload)
   end
-  if origin then
-    note('origin', origin)
+  if origin or not is_new then
+    note('origin', origin or '')
   end
   if separate then
     remember('has_run', '1', 'group', group)
