@@ -45,7 +45,7 @@ waiting > timed out waiting: enter
 waiting > dead-lettered: enter
 waiting > revoked: conclude
 waiting > ended uncertain: enter
-waiting > new: enter, time
+waiting > new: abandon, enter, time
 overdue > running: enter
 overdue > waiting: abandon, release, resolve
 overdue > uncertain: abandon, conclude, enter
