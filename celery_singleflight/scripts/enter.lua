@@ -242,11 +242,7 @@ else
       step_aside()
       return held(newest and ours > newest and 'predecessor' or 'own', first.since, first.task, first.worker, first.ends)
     end
-    local who = is_full and {first.since, first.task, first.worker, first.ends}
-    if not who then
-      local next_one = redis.call('ZRANGE', called, 0, 0, 'WITHSCORES')
-      who = {now, string.match(next_one[1] or '', '^[^\n]*'), '', tonumber(next_one[2] or nil) or now}
-    end
+    local who = is_full and {first.since, first.task, first.worker, first.ends} or next_called()
     if not parks or is_over(first_ms) then
       return held('lock', unpack(who))
     end

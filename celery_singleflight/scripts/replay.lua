@@ -3,7 +3,7 @@
 -- The message to be published is the one that was kept, marked as a replay and of a newer generation: older copies that a broker
 -- may still have count no more. Whatever becomes of the caller, a sweeper publishes it.
 --
--- Uses time, uncertain.
+-- Uses time, uncertain, states.
 --
 -- KEYS[1] execution   hash: run record of the execution key
 -- KEYS[2] trigger     hash: record of the trigger; the same key as execution unless the execution key is explicit
@@ -71,6 +71,16 @@ if seen ~= knows then
   return {'recorded', knows, outcome or '', kept, newest or ''}
 end
 
+local separate = execution ~= trigger
+-- A failure that is kept answers nobody any more.
+local ends_execution = separate and done and (force == '1' or done ~= 'succeeded')
+must_become(state_of(true, not separate and holder, until_ms, false, outcome),
+            not separate and unsure and unsure_as ~= 'hold' and 'uncertain' or 'waiting')
+local ends_doubt = unsure and unsure_as == 'hold'
+if ends_execution or (separate and ends_doubt) then
+  must_become(state_of(true, holder, until_ms, unsure, done), ends_execution and 'new' or 'waiting')
+end
+
 redis.call('HDEL', trigger, 'outcome', 'settled', 'reason', 'by', 'concluded_by', 'ended_ms', 'led_by', 'content_type',
            'content_encoding', 'body', 'copy', 'died', 'left_by', 'handouts', 'released', 'group', 'parked', 'member',
            'awaiting', 'awaits_at', 'waits_since')
@@ -80,16 +90,16 @@ if force == '1' then
   all[#all + 1] = {now, reason}
   redis.call('HSET', trigger, 'forced', cjson.encode(all))
 end
-if unsure and unsure_as == 'hold' then
+if ends_doubt then
   -- Whoever forces it says that it is to run, and those who wait for a word ask again.
   end_doubt()
 end
-if execution ~= trigger then
-  -- A failure that is kept answers nobody any more.
-  if done and (force == '1' or done ~= 'succeeded') then
-    redis.call('DEL', execution)
-  end
-elseif outcome == 'succeeded' or (undone and of_run == redis.call('HGET', execution, 'run')) then
+if ends_execution then
+  redis.call('DEL', execution)
+elseif ends_doubt or not separate then
+  redis.call('HDEL', execution, 'owner', 'until_ms', 'since_ms', 'fence')
+end
+if not separate and (outcome == 'succeeded' or (undone and of_run == redis.call('HGET', execution, 'run'))) then
   -- What was done is complete, or was undone: it begins anew.
   redis.call('HDEL', execution, 'run', 'attempt')
 end

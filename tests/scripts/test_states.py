@@ -10,6 +10,7 @@ from record_states import FIELDS, NOT_WALKED, state_of
 from step_desk import VALUE, Run
 
 from celery_singleflight.claims import Acquired, Doubt, Ended, Finished, Held, Led, Outcome, Terms
+from celery_singleflight.custody import Settled
 from celery_singleflight.errors import ScriptError
 from celery_singleflight.keys import KeySpace
 from celery_singleflight.script import Script
@@ -230,6 +231,7 @@ def a_kept_failure_answers(desk):
     how = {"reason": "[]", "keep": 600.0, "keeps_failure": True}
     assert isinstance(desk.store.finish(desk.lease(claim, token), claim.record, Outcome.FAILED, VALUE, **how), Finished)
     assert ended(desk, trigger_of(desk, "t2", key="k")) == Outcome.FAILED
+    return claim
 
 
 def somebody_says_of_a_step_that_it_did_not_happen(desk):
@@ -250,7 +252,48 @@ def the_lock_is_held_for_longer_than_it_may_wait(state):
     return scene
 
 
+def replayed(outcome, *, is_unsure=False):
+    """Of a trigger that had ended in any way, and was settled."""
+
+    def scene(desk):
+        claim = trigger_of(desk)
+        desk.run(claim, Outcome.FAILED)
+        replay(desk, claim, outcome=outcome, **({"unsure": "1\no\n[]\n0\n1\n\n\n"} if is_unsure else {}))
+
+    return scene
+
+
+def replay(desk, claim, **fields):
+    desk.store.settle([Settled(claim.record, claim.owner, is_done=True, keeps="always")])
+    if fields:
+        desk.client.hset(desk.trigger_name(claim), mapping=fields)
+    how = {"force": True, "reason": "as asked for", "holds": False}
+    seen = desk.store.replay(claim.record, "a replay", **how).seen.decode()
+    told = {"seen": seen, "message": b"a message", "generation": 1 << 20}
+    assert desk.store.replay(claim.record, "a replay", **how, **told).word == "replayed"
+
+
+def the_execution_that_has_succeeded_is_replayed(desk):
+    claim = trigger_of(desk, key="k")
+    desk.run(claim)
+    replay(desk, claim)
+
+
+def the_execution_whose_failure_was_kept_is_replayed(desk):
+    replay(desk, a_kept_failure_answers(desk))
+
+
 SCENES = {
+    **{
+        f"{outcome} > waiting": replayed(outcome)
+        for outcome in ("skipped", "rejected", "replaced", "timed out waiting", "dead-lettered", "revoked")
+    },
+    **{
+        f"{state} > uncertain": replayed(state.removeprefix("ended "), is_unsure=True)
+        for state in ("ended uncertain", "failed", "timed out waiting", "dead-lettered", "revoked")
+    },
+    "succeeded > new": the_execution_that_has_succeeded_is_replayed,
+    "failed > new": the_execution_whose_failure_was_kept_is_replayed,
     "new > ended uncertain": another_does_not_wait_for_word,
     "waiting > ended uncertain": another_waits_for_word_for_as_long_as_it_may,
     "overdue > ended uncertain": ended_uncertain,

@@ -68,6 +68,23 @@ NOT_WALKED: Final[dict[str, frozenset[tuple[str, str]]]] = {
     "nothing is rejected, no policy changes while a trigger waits, no failure is kept, no step is held": frozenset(
         {("new", "rejected"), ("waiting", "rejected"), ("waiting", "skipped"), ("new", "failed"), ("failed", "waiting")}
     ),
+    "nothing is replayed": frozenset(
+        {
+            ("skipped", "waiting"),
+            ("rejected", "waiting"),
+            ("replaced", "waiting"),
+            ("timed out waiting", "waiting"),
+            ("timed out waiting", "uncertain"),
+            ("dead-lettered", "waiting"),
+            ("dead-lettered", "uncertain"),
+            ("revoked", "waiting"),
+            ("revoked", "uncertain"),
+            ("ended uncertain", "uncertain"),
+            ("failed", "uncertain"),
+            ("succeeded", "new"),
+            ("failed", "new"),
+        }
+    ),
     "it takes a death, and then others in the way for longer than the trigger may wait": frozenset(
         {
             ("new", "timed out waiting"),

@@ -127,6 +127,12 @@ local function group_of(other)
   return its.group
 end
 
+-- Return who is in the way where a place is free, as below: the next that is called.
+local function next_called()
+  local next_one = redis.call('ZRANGE', called, 0, 0, 'WITHSCORES')
+  return {now, string.match(next_one[1] or '', '^[^\n]*'), '', tonumber(next_one[2] or nil) or now}
+end
+
 -- `who` is in the way: since when, its task id, its worker, when its lease ends.
 local function parked_reply(how, who)
   call_next(calls, 0)

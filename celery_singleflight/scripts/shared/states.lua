@@ -58,7 +58,7 @@ overdue > revoked: conclude
 overdue > ended uncertain: enter
 overdue > new: abandon, conclude, enter, finish, resolve, time
 uncertain > running: enter
-uncertain > waiting: abandon, enter, resolve
+uncertain > waiting: abandon, enter, replay, resolve
 uncertain > succeeded: finish, resolve
 uncertain > failed: conclude, finish, resolve
 uncertain > replaced: finish
@@ -69,19 +69,30 @@ uncertain > ended uncertain: enter
 uncertain > new: abandon, conclude, enter, finish, resolve, time
 ended uncertain > succeeded: resolve
 ended uncertain > failed: resolve
-ended uncertain > waiting: resolve
+ended uncertain > waiting: replay, resolve
+ended uncertain > uncertain: replay
 ended uncertain > new: time
-succeeded > waiting: enter, follow
-succeeded > new: time
-failed > waiting: follow, resolve_step
-failed > new: time
-coalesced > waiting: follow
+succeeded > waiting: enter, follow, replay
+succeeded > new: replay, time
+failed > waiting: follow, replay, resolve_step
+failed > uncertain: replay
+failed > new: replay, time
+coalesced > waiting: follow, replay
 coalesced > new: time
+skipped > waiting: replay
 skipped > new: time
+rejected > waiting: replay
 rejected > new: time
+timed out waiting > waiting: replay
+timed out waiting > uncertain: replay
 timed out waiting > new: time
+replaced > waiting: replay
 replaced > new: time
+dead-lettered > waiting: replay
+dead-lettered > uncertain: replay
 dead-lettered > new: time
+revoked > waiting: replay
+revoked > uncertain: replay
 revoked > new: time
 ]]
 
