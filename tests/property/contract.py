@@ -77,6 +77,8 @@ class Execution:
     token: int = 0
     outcome: str | None = None
     body: bytes = b""
+    #: Owner of the run that has died last, until another begins.
+    dead: str | None = None
 
 
 @dataclass
@@ -272,6 +274,7 @@ class Contract:
         self._leave(delivery, holds=holds)
         trigger, execution = self.triggers.get(delivery.task_id), self.executions.get(delivery.execution)
         has_outcome = bool((execution and execution.outcome) or (trigger and trigger.outcome))
+        owned = bool(execution and execution.owner == delivery.owner)
         if trigger and trigger.outcome and execution and not execution.outcome:
             if died and delivery.execution_key and execution.owner == delivery.owner:
                 execution.owner = None  # nobody knows what it has done
@@ -279,6 +282,9 @@ class Contract:
                 self._free_execution(delivery)
         is_its = bool(execution and execution.owner == delivery.owner and not has_outcome)
         is_current = bool(trigger and execution and execution.generation == trigger.generation)
+        was_left = bool(trigger and is_current and trigger.left_by == delivery.owner)
+        if died and execution and not execution.outcome and (owned or was_left):
+            execution.dead = delivery.owner
         if trigger and died and not has_outcome and is_current and (is_its or trigger.left_by == delivery.owner):
             trigger.died += 1
             trigger.left_by = None
@@ -330,7 +336,7 @@ class Contract:
     def _free_execution(self, delivery: Delivery) -> None:
         """Others may run it now: the process of this run is gone."""
         execution = self.executions.get(delivery.execution)
-        if delivery.execution_key and execution and execution.owner == delivery.owner:
+        if delivery.execution_key and execution and (execution.owner or execution.dead) == delivery.owner:
             del self.executions[delivery.execution]
 
     def settle(self, delivery: Delivery, *, is_done: bool) -> bool:
