@@ -299,7 +299,9 @@ class StoreMachine(RuleBasedStateMachine):
         is_newer = self.contract.is_newer(delivery)
         how = {"on_held": on_held, "has_grace": has_grace, "first_to_go": self.first_to_go(delivery.lock)}
         expected = self.contract.enter(delivery, **how, max_deaths=MAX_DEATHS)
-        claim = Claim(self.record(delivery), delivery.owner, "worker", f"run of {delivery.owner}", self.limit, LONG, LONG, on_held)
+        claim = Claim(
+            self.record(delivery), delivery.owner, "worker", f"run of {delivery.owner}", self.limit, LONG, LONG, on_held
+        )
         claim = claim._replace(copy=delivery.copy, previous=delivery.previous, generation=delivery.generation)
         claim = claim._replace(grace=LONG if has_grace else 0.0, message=delivery.message, max_deliveries=MAX_DEATHS)
         is_quiet = expected[0] == "surplus" or (expected[0] == "held" and on_held == "ask" and not has_grace and not is_newer)
