@@ -193,9 +193,10 @@ class ExecutionUncertain(SingleflightError):
         self.age = age
 
     def __str__(self) -> str:
+        run = f"the run of {self.task_id}" if self.task_id else "a run"
         return (
-            f"nobody knows what {self.task_id or 'a run'} on {self.worker or 'unknown'} has done of execution "
-            f"{self.execution_key}, which died, as was found {self.age:.1f} s ago: find out, and say so with resolve"
+            f"nobody knows what {run} on {self.worker or 'unknown'}, which was found dead {self.age:.1f} s ago, has done of "
+            f"execution {self.execution_key}: find out, and say so with resolve"
         )
 
 

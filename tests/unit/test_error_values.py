@@ -85,15 +85,15 @@ MESSAGES = [
     (
         ExecutionUncertain("invoice:42", "t1", "w1@host", 1.23),
         (
-            "nobody knows what t1 on w1@host has done of execution invoice:42, which died, as was found 1.2 s ago: find out, "
-            "and say so with resolve"
+            "nobody knows what the run of t1 on w1@host, which was found dead 1.2 s ago, has done of execution invoice:42: "
+            "find out, and say so with resolve"
         ),
     ),
     (
         ExecutionUncertain("invoice:42"),
         (
-            "nobody knows what a run on unknown has done of execution invoice:42, which died, as was found 0.0 s ago: find "
-            "out, and say so with resolve"
+            "nobody knows what a run on unknown, which was found dead 0.0 s ago, has done of execution invoice:42: find out, "
+            "and say so with resolve"
         ),
     ),
     (ResolutionError("no resolution"), "no resolution"),
