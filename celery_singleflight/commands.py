@@ -122,7 +122,7 @@ def resolve(context: click.Context, /, key: str, outcome: Any, *, task_id: bool,
         try:
             said["result"] = json.loads(said["result"])
         except ValueError as error:
-            raise click.BadParameter(f"expected JSON, {error}", param_hint="--result") from error
+            raise click.BadParameter(f"expected JSON, a text in double quotes, {error}", param_hint="--result") from error
     with _inspection(context) as inspection:
         found = inspection.resolve(key, outcome, is_task_id=task_id, **said)
     _print(context, found, as_json=as_json, show=show_resolved)

@@ -124,7 +124,7 @@ def why_uncertain(doubt: Uncertainty) -> str:
     """Say in one sentence what nobody knows, and what is to be done about it."""
     run = f"the run of {doubt.task_id or 'unknown'} on {doubt.worker or 'unknown'}, which died {doubt.age:.1f} s ago"
     if doubt.asked_by is not None:
-        return f"{doubt.asked_by or 'a worker'} is finding out, at the {doubt.tries}. try, what {run}, has done"
+        return f"{doubt.asked_by or 'a worker'} is finding out, at try {doubt.tries}, what {run}, has done"
     key = f"{doubt.task_id} --task-id" if doubt.execution_key is None else quote(doubt.execution_key)
     return (
         f"nobody knows what {run}, has done; {_wait(doubt.waiting)}; {_tried(doubt)}. "

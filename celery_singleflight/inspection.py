@@ -32,7 +32,7 @@ from celery_singleflight.findings import (
     why_of_lock,
 )
 from celery_singleflight.keys import AsNamed, LockKey, bounded
-from celery_singleflight.reading import EXAMINED, as_text, glob
+from celery_singleflight.reading import EXAMINED, UnknownKey, as_text, glob
 from celery_singleflight.script import Value, load
 from celery_singleflight.servers import client_beside
 
@@ -155,7 +155,10 @@ class Inspection(Doubting):
     def _explain_trigger(self, task_id: str) -> Explanation:
         names = self.named("trigger", task_id)
         if not names:
-            raise self.unknown(task_id, "a lock key that was held within the last day, or the id of a trigger that has met one")
+            expected = "a lock key that was held within the last day, or the id of a trigger that has met one"
+            if self.named("execution", task_id):
+                raise UnknownKey(f"expected {expected}, got {task_id}, which is an execution key: give --execution-key with it")
+            raise self.unknown(task_id, expected)
         lock_name = self.lock_name_in(names[0]) or ""
         record = self.record_of(LockKey(lock_name, ""), task_id)
         trigger = self._trigger(record, self.now())

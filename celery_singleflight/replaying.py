@@ -35,7 +35,7 @@ _WHY: Final = {
     "unexplained": "to force it needs a reason, which is recorded",
     "unknown": "the store knows nothing of it",
     "unprotected": "{fact} is no protected task of this app",
-    "waiting": "it has not ended: it waits, or comes by itself",
+    "waiting": "it has not ended: it waits, or comes by itself; explain says for what",
 }
 
 

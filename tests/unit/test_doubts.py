@@ -200,7 +200,7 @@ def test_while_somebody_finds_out_that_is_told(place):
     assert result.get(timeout=1) == "found"
     (one,), (why, trigger) = seen
     assert (one["asked_by"], one["tries"], one["next_try"]) == ("w1@test", 1, None)
-    assert why.startswith(f"w1@test is finding out, at the 1. try, what the run of {result.id} on w1@test, which died ")
+    assert why.startswith(f"w1@test is finding out, at try 1, what the run of {result.id} on w1@test, which died ")
     assert trigger["state"] == "running"
     assert ask(place, "uncertain")["executions"] == []
 
@@ -369,7 +369,8 @@ def test_what_runs_and_what_goes_on_by_itself_is_refused(place):
         ),
         (["invoice:7", "gone"], 2, "'gone' is not one of"),
         (["invoice:7", "failed", "--result", "null"], 2, "expected --result with succeeded only, got it with failed"),
-        (["invoice:7", "succeeded", "--result", "{"], 2, "expected JSON"),
+        (["invoice:7", "succeeded", "--result", "{"], 2, "expected JSON, a text in double quotes"),
+        (["invoice:7", "succeeded", "--result", "ch_1"], 2, "expected JSON, a text in double quotes"),
     ],
 )
 def test_what_cannot_be_meant_says_what_was_expected(place, words, code, text):
@@ -378,6 +379,14 @@ def test_what_cannot_be_meant_says_what_was_expected(place, words, code, text):
     assert (said.exit_code, said.stdout) == (code, "")
     assert re.search(text, " ".join(said.stderr.split())), said.stderr
     assert len(ask(place, "uncertain")["executions"]) == 1
+
+
+def test_an_execution_key_that_is_explained_as_another_kind_of_key_is_recognised(place):
+    die(place, paying(place), 7)
+    said = run(place, "explain", "invoice:7")
+    assert (said.exit_code, said.stdout) == (1, "")
+    assert said.stderr.endswith("got invoice:7, which is an execution key: give --execution-key with it\n")
+    assert ask(place, "explain", "invoice:7", "--execution-key")["kind"] == "execution key"
 
 
 def test_a_trigger_with_an_execution_key_is_resolved_by_that(place):
@@ -433,7 +442,7 @@ def test_a_long_key_may_be_given_as_it_is_or_as_it_is_shown(place, length, is_as
         ({"tries": 3, "next_try": -1.0}, "it was tried 3 times to find out, the next is due. Who"),
         ({"execution_key": "pay 7"}, "resolve 'pay 7' succeeded|failed|rerun"),
         ({"task_id": "", "worker": ""}, "the run of unknown on unknown, which died 4.0 s ago, has done"),
-        ({"asked_by": "", "tries": 2}, "a worker is finding out, at the 2. try, what the run of t1 on w1"),
+        ({"asked_by": "", "tries": 2}, "a worker is finding out, at try 2, what the run of t1 on w1"),
     ],
 )
 def test_what_nobody_knows_is_one_sentence(more, text):
