@@ -106,6 +106,16 @@ class Binding:
                 "ever; set max_hold, or a time_limit",
                 self.name,
             )
+        if (
+            options.reconciler is not None
+            and options.uncertain_policy != "hold"
+            and self.app.conf.get("singleflight_reconciler") is None
+        ):
+            logger.warning(
+                "task %s: it has a reconciler, and uncertain_policy is %r, under which nobody asks it; set 'hold'",
+                self.name,
+                options.uncertain_policy,
+            )
 
     def lock_key(self, task_name: str, args: Any, kwargs: Mapping[str, Any]) -> LockKey:
         """Make the lock key of a call.

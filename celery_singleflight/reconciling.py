@@ -36,7 +36,7 @@ def find_out(trigger: Trigger, entered: Acquired, lease: Lease) -> Resolution:
     key, options = trigger.execution_key, trigger.binding.options
     resolution = _ask(trigger, entered, died)
     if resolution is None:
-        logger.warning("the reconciler has not found out what became of %s, at its %s. try", key, died.tries)
+        _warn(key, died.tries, options.reconcile_delays)
         raise Undecided(key)
     logger.info("the reconciler has found out that %s is to be taken for: %s", key, resolution.outcome)
     if resolution.outcome == "failed":
@@ -60,6 +60,12 @@ def find_out(trigger: Trigger, entered: Acquired, lease: Lease) -> Resolution:
         if word != "resolved":
             raise LeaseLost(trigger.lock_key.text, "its execution was taken over")
     return resolution
+
+
+def _warn(key: str, tries: int, delays: tuple[float, ...]) -> None:
+    """Say in the log that this try has not found out, and what comes next."""
+    then = f"it is asked again {delays[tries]:g} s after this try" if tries < len(delays) else "it is left to a person"
+    logger.warning("the reconciler has not found out what became of %s, at try %s of %s: %s", key, tries, len(delays), then)
 
 
 def _ask(trigger: Trigger, entered: Acquired, died: UncertainRun) -> Resolution | None:

@@ -674,6 +674,19 @@ def test_a_skip_with_a_bound_is_not_warned_about(warnings, bound):
     assert warnings(echo, **{"contention_policy": "skip", **bound}) == []
 
 
+def test_a_reconciler_that_nobody_asks_is_warned_about(warnings):
+    assert warnings(echo, reconciler=echo) == [
+        "task shop.work: it has a reconciler, and uncertain_policy is 'rerun', under which nobody asks it; set 'hold'"
+    ]
+
+
+def test_a_reconciler_that_is_asked_or_is_that_of_all_tasks_is_not_warned_about(warnings, make_place, caplog):
+    assert warnings(echo, reconciler=echo, uncertain_policy="hold") == []
+    with caplog.at_level(logging.WARNING, "celery_singleflight"):
+        make_place(singleflight_reconciler=echo).task(echo, name="shop.other")
+    assert caplog.records == []
+
+
 @pytest.fixture
 def limited(make_place):
     """An app whose tasks all have a time limit, in Celery's own setting."""

@@ -303,6 +303,19 @@ def test_one_that_has_not_found_out_is_asked_again_by_the_schedule(place, answer
     assert charges == [7]
 
 
+@pytest.mark.parametrize(
+    ("delays", "what_comes_next"),
+    [((0, 600), "at try 1 of 2: it is asked again 600 s after this try"), ((0,), "at try 1 of 1: it is left to a person")],
+    ids=["one more try", "the last try"],
+)
+def test_the_log_says_what_comes_after_a_try_that_has_not_found_out(place, delays, what_comes_next, caplog):
+    task, _ = reconciled(place, None, reconcile_delays=delays)
+    _, message = die(place, task, 7)
+    place.deliver(message)
+    said = [record.getMessage() for record in caplog.records if "the reconciler" in record.getMessage()]
+    assert said == [f"the reconciler has not found out what became of invoice:7, {what_comes_next}"]
+
+
 def test_after_its_last_try_it_is_left_to_a_person(place):
     task, asked = reconciled(place, None, reconcile_delays=(0,))
     result, message = die(place, task, 7)
