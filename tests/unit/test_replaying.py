@@ -18,6 +18,7 @@ from celery_singleflight import (
     StoreUnavailable,
     commands,
     current_execution,
+    current_step,
     replay,
     replaying,
     resolve_step,
@@ -330,6 +331,25 @@ def test_a_replay_goes_on_behind_the_steps_that_are_done(place):
     replay(place.app, result.id, task=task.name)
     place.deliver_all()
     assert done == ["charge", "parcel"]
+
+
+def test_under_an_explicit_execution_key_a_replay_does_each_step_again_with_the_key_that_it_had(place):
+    keys, broken = [], [True]
+
+    def fulfil(self, order):
+        self.step("charge", lambda: keys.append(current_step().key))
+        if broken:
+            raise OSError("no parcel")
+
+    task = place.task(fulfil, bind=True, idempotent_on="order:{order}")
+    result = task.delay(1)
+    place.deliver_all()
+    coordination(place.app).heartbeat.flush()
+    broken.clear()
+    replay(place.app, result.id, task=task.name)
+    place.deliver_all()
+    assert len(keys) == 2
+    assert len(set(keys)) == 1
 
 
 def test_an_uncertain_step_is_resolved_and_then_the_trigger_is_replayed(place):

@@ -224,6 +224,33 @@ def test_a_signal_tells_that_somebody_waits_for_word(place):
     assert facts["execution_key"] == "invoice:7"
 
 
+def test_a_call_that_asks_for_an_answer_at_publish_gets_the_handle_of_who_waits_for_word(place):
+    task = paying(place, answer_at_publish=True)
+    first, message = die(place, task, 7)
+    place.deliver(message)
+    second = task.delay(7)
+    assert (second.id, second.is_duplicate, second.state) == (first.id, True, states.RETRY)
+    resolve(place.app, task.name, "succeeded", execution_key="invoice:7", result="charged")
+    come_again(place, first)
+    assert second.get(timeout=1) == "charged"
+    assert charges == [7]
+
+
+def test_once_the_announcement_is_over_such_a_call_waits_for_word_too(place):
+    task = paying(place, answer_at_publish=True)
+    first, message = die(place, task, 7)
+    place.deliver(message)
+    for key in place.client.scan_iter("*:announcement:*"):
+        place.client.delete(key)
+    second = task.delay(7)
+    assert (second.id != first.id, second.is_duplicate) == (True, False)
+    place.deliver_all()
+    resolve(place.app, task.name, "succeeded", execution_key="invoice:7", result="charged")
+    come_again(place, first, second)
+    assert [first.get(timeout=1), second.get(timeout=1)] == ["charged", "charged"]
+    assert charges == [7]
+
+
 # The reconciler
 
 
