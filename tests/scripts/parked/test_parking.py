@@ -251,6 +251,17 @@ def test_who_finds_its_execution_under_way_elsewhere_leaves_the_line_and_the_nex
     assert desk.attend() == ["w1"]
 
 
+@pytest.mark.parametrize("on_held", ["queue", "coalesce", "join", "replace"])
+def test_a_repetition_of_an_execution_that_is_under_way_is_not_parked_whatever_the_policy(desk, on_held):
+    desk.hold("first", on_held, execution_key="invoice:1")
+
+    held = desk.enter(desk.waits("second", on_held, execution_key="invoice:1"))
+
+    assert isinstance(held, Held)
+    assert (held.what, held.task_id) == ("execution", "first")
+    assert desk.parked() == set()
+
+
 # Nothing stays behind
 
 
