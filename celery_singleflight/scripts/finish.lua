@@ -45,7 +45,9 @@ must_become(state_of(attempts, holder, until_ms, unsure), (answers or not separa
 
 if unsure then
   -- Uses uncertain.
-  end_doubt()
+  if end_doubt() > 0 then
+    keep_ms = text(math.max(keep_ms, WAITING_MS))
+  end
 end
 local ended_ms = text(now)
 if separate then

@@ -55,6 +55,14 @@ end
 -- Nobody is about to send what follows, and it is not waited for.
 local ended = {'outcome', outcome, 'reason', reason, 'by', '', 'ended_ms', text(now - AFTER_MS), 'content_type', content_type,
                'content_encoding', content_encoding, 'body', body}
+-- The trigger must not run again when the execution is forgotten, before its message comes; that is kept for a day at least.
+local function end_trigger()
+  if redis.call('EXISTS', trigger) == 1 and redis.call('HEXISTS', trigger, 'outcome') == 0 then
+    redis.call('HSET', trigger, unpack(ended))
+    keep(trigger, math.max(keep_ms, 86400000))
+  end
+end
+
 local waiting = end_doubt()
 if outcome == 'rerun' then
   if owner == '' then
@@ -66,13 +74,15 @@ if outcome == 'rerun' then
   end
 elseif becomes == 'new' then
   -- A failure is the trigger's own: another trigger with the same execution key may run it.
-  if redis.call('EXISTS', trigger) == 1 and redis.call('HEXISTS', trigger, 'outcome') == 0 then
-    redis.call('HSET', trigger, unpack(ended))
-    keep(trigger, tonumber(keep_ms))
-  end
+  end_trigger()
   redis.call('DEL', execution)
 else
   redis.call('HSET', execution, 'owner', '', unpack(ended))
-  redis.call('PEXPIRE', execution, text(math.max(tonumber(keep_ms), separate and 0 or 3600000)))
+  if separate then
+    end_trigger()
+    redis.call('PEXPIRE', execution, text(waiting > 0 and math.max(keep_ms, WAITING_MS) or keep_ms))
+  else
+    redis.call('PEXPIRE', execution, text(math.max(keep_ms, 86400000)))
+  end
 end
 return {'resolved', waiting}

@@ -11,7 +11,7 @@ HOLDS = Terms(holds=True)
 KEYS = pytest.mark.parametrize("execution_key", [None, "invoice:1"], ids=["task id", "execution key"])
 ERROR = Encoded("application/json", "utf-8", b'"an error"')
 PAID = Encoded("application/json", "utf-8", b'"paid"')
-DAY = 86400.0
+DAY, HOUR = 86400.0, 3600.0
 
 
 def claim_of(desk, task_id="t1", *, terms=HOLDS, **how):
@@ -461,6 +461,33 @@ def test_the_record_of_an_uncertain_execution_outlives_its_result_ttl(desk):
     desk.client.pexpire(execution, 60_000)
     desk.enter(claim_of(desk, "t2", execution_key="invoice:1"))
     assert desk.client.pttl(execution) > 29 * DAY * 1000
+
+
+@KEYS
+@pytest.mark.parametrize("outcome", ["succeeded", "failed"])
+def test_what_is_said_holds_for_the_trigger_however_late_it_asks(desk, execution_key, outcome):
+    own = claim_of(desk, execution_key=execution_key, keep=1.0)
+    died(desk, own)
+    desk.enter(again(own))
+    resolve(desk, own, outcome, keep=1.0, keeps_failure=True)
+    assert desk.client.pttl(desk.trigger_name(own)) > 0.9 * DAY * 1000
+    if execution_key:
+        desk.client.delete(desk.execution_name(own))  # as its time to live does
+    answer = desk.enter(again(own, copy="new", previous=""))
+    assert (answer.outcome, answer.value) == (outcome, PAID)
+
+
+@pytest.mark.parametrize("by", ["a person", "a late finish"])
+def test_an_outcome_that_others_have_waited_for_is_there_when_they_ask(desk, by):
+    own = claim_of(desk, execution_key="invoice:1", keep=1.0)
+    token = desk.acquire(own).token
+    desk.expire(own)
+    desk.enter(claim_of(desk, "t2", execution_key="invoice:1", keep=1.0))
+    if by == "a person":
+        resolve(desk, own, "succeeded", keep=1.0)
+    else:
+        assert desk.finish(own, token, keep=1.0) is None
+    assert desk.client.pttl(desk.execution_name(own)) > HOUR * 1000 - 60_000
 
 
 def test_thousands_who_wait_are_all_told(desk):

@@ -32,11 +32,13 @@ local function ended_before(is_own)
   elseif by ~= owner then
     redis.call('HSET', trigger, 'by', owner, 'ended_ms', text(now))
   end
+  -- Whoever said what its run had done has not told those who get its outcome.
+  local is_news = not outcome or (by == '' and redis.call('HEXISTS', trigger, 'concluded_by') == 0)
   if not settled then
     answers()
   end
-  if not outcome or about then
-    leave_line(ending, not outcome and group)
+  if is_news or about then
+    leave_line(ending, is_news and group)
   end
   local source = ending == 'succeeded' and done and execution or trigger
   local value = redis.call('HMGET', source, 'content_type', 'content_encoding', 'body')

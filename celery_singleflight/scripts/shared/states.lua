@@ -35,7 +35,7 @@ new > timed out waiting: enter
 new > ended uncertain: enter
 waiting > running: enter
 waiting > uncertain: abandon
-waiting > succeeded: enter, finish, follow
+waiting > succeeded: enter, finish, follow, resolve
 waiting > failed: conclude, enter, finish, follow, resolve
 waiting > coalesced: follow
 waiting > replaced: enter, finish

@@ -11,9 +11,9 @@
 --   asks    the trigger that is to find out next, as `due` names it
 -- A field `awaits:<task id>` of the record names a trigger, as `due` does, whose message the store has until it is known.
 
--- How long an uncertain execution is remembered after the last look, how long a look may be put off, and when the others look who
--- has tried to find out.
-local HELD_MS, LOOK_AGAIN_MS, AFTER_MS = 2592000000, 43200000, 10000
+-- How long an uncertain execution is remembered after the last look, how long a look may be put off, when the others look who
+-- has tried to find out, and how long an outcome is there at least for those who have waited for it.
+local HELD_MS, LOOK_AGAIN_MS, AFTER_MS, WAITING_MS = 2592000000, 43200000, 10000, 3600000
 
 local function doubt_of(line)
   local since, of, who, tries, looked, next_ms, by, asks = string.match(

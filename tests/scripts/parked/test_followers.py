@@ -6,7 +6,7 @@ import pytest
 from desk import KEEP
 from queue_desk import ids
 
-from celery_singleflight.claims import Acquired, Ended, Held, Led, Outcome
+from celery_singleflight.claims import Acquired, Encoded, Ended, Held, Led, Outcome, Terms
 
 #: With an explicit execution key the leader's value is kept apart from its trigger.
 KEYS = pytest.mark.parametrize("execution_key", [None, "invoice:1", "two\nlines"], ids=["task id", "explicit", "lines"])
@@ -256,6 +256,24 @@ def test_who_follows_is_left_alone_while_its_leader_may_be_in_line(desk):
     assert desk.look_at(follower) is None
     assert (desk.line(), set(desk.followers())) == (["first"], {"f0"})
     assert desk.end(holder, token) == ["first"]
+
+
+@KEYS
+@pytest.mark.parametrize("outcome", ["succeeded", "failed"])
+def test_what_is_said_of_a_leader_that_died_goes_on_to_those_who_follow_it(desk, execution_key, outcome):
+    leader, _, (follower,) = group(desk, execution_key=execution_key, terms=Terms(holds=True))
+    desk.store.abandon(leader.owner, leader.record, again=5.0, died=True)
+    assert desk.enter(desk.redelivered(leader)).how == "held"
+    said = Encoded("application/json", "utf-8", b"as was said")
+    desk.store.resolve(leader.record, outcome, said, owner="", reason='["resolved"]', keep=KEEP, keeps_failure=False)
+
+    ended = desk.come(leader)
+
+    assert (ended.outcome, ids(ended.calls)) == (outcome, ["f0"])
+    if outcome == "succeeded":
+        assert follow(desk, follower)[1].value == said
+    else:
+        assert isinstance(desk.come(follower), Acquired), "it has joined one that failed, and runs itself"
 
 
 # Withdrawn
