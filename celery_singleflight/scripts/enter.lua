@@ -110,14 +110,6 @@ if is_running and holder == owner then
   return acquired(token, run_id, attempts, unsure and told(doubt_of(unsure)) or '')
 end
 
-if task ~= '' and by_task then
-  -- A retry may change the arguments of its own trigger.
-  local its_payload = payload ~= '' and runs ~= task_id and redis.call('HGET', execution, 'payload')
-  if by_task ~= task or (its_payload and its_payload ~= payload) then
-    step_aside()
-    return {'reused', by_task, by_task ~= task and 'task' or 'payload'}
-  end
-end
 newest = tonumber(newest)
 if newest and ours < newest then
   return {'surplus', 'generation'}
@@ -139,6 +131,15 @@ if outcome and not settled then
 end
 local is_own = outcome and (outcome ~= 'succeeded' or settled or has_value or led_by or
                             redis.call('HEXISTS', trigger, 'content_type') == 1)
+if task ~= '' and by_task and not is_own then
+  -- A retry may change the arguments of its own trigger.
+  local its_payload = payload ~= '' and runs ~= task_id and redis.call('HGET', execution, 'payload')
+  if by_task ~= task or (its_payload and its_payload ~= payload) then
+    turn_away()
+    return {'reused', by_task, by_task ~= task and 'task' or 'payload'}
+  end
+end
+
 if is_own or done then
   return ended_before(is_own)
 elseif outcome then

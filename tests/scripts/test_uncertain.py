@@ -6,6 +6,7 @@ import pytest
 from desk import OTHER_LOCK
 
 from celery_singleflight.claims import Acquired, Died, Doubt, Encoded, Ended, Held, Outcome, Refused, Terms
+from celery_singleflight.errors import PayloadMismatch
 
 HOLDS = Terms(holds=True)
 KEYS = pytest.mark.parametrize("execution_key", [None, "invoice:1"], ids=["task id", "execution key"])
@@ -488,6 +489,22 @@ def test_an_outcome_that_others_have_waited_for_is_there_when_they_ask(desk, by)
     else:
         assert desk.finish(own, token, keep=1.0) is None
     assert desk.client.pttl(desk.execution_name(own)) > HOUR * 1000 - 60_000
+
+
+def test_one_that_waits_and_has_another_payload_by_then_fails_once(desk):
+    own = claim_of(desk, execution_key="invoice:1", terms=HOLDS._replace(payload="A"))
+    died(desk, own)
+    waiting = claim_of(desk, "t2", execution_key="invoice:1", terms=own.terms)
+    desk.enter(waiting)
+    resolve(desk, own, "failed", ERROR)
+    desk.acquire(claim_of(desk, "t3", execution_key="invoice:1", terms=HOLDS._replace(payload="B")))
+    assert handed_out(desk) == ["t2"]
+
+    with pytest.raises(PayloadMismatch):
+        desk.enter(again(waiting, copy="new", previous=""))
+
+    assert desk.due_in(waiting) is None
+    assert desk.message(waiting) is None
 
 
 def test_thousands_who_wait_are_all_told(desk):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from desk import KEEP
+from desk import KEEP, OTHER_LOCK
 from queue_desk import ids
 
 from celery_singleflight.claims import Acquired, Encoded, Ended, Held, Led, Outcome, Terms
+from celery_singleflight.errors import PayloadMismatch
 
 #: With an explicit execution key the leader's value is kept apart from its trigger.
 KEYS = pytest.mark.parametrize("execution_key", [None, "invoice:1", "two\nlines"], ids=["task id", "explicit", "lines"])
@@ -274,6 +275,34 @@ def test_what_is_said_of_a_leader_that_died_goes_on_to_those_who_follow_it(desk,
         assert follow(desk, follower)[1].value == said
     else:
         assert isinstance(desk.come(follower), Acquired), "it has joined one that failed, and runs itself"
+
+
+def test_one_that_may_not_use_its_execution_key_leaves_those_who_follow_it_to_one_of_them(desk):
+    holder, token = desk.hold()
+    first = desk.park("first", "join", digest="d1", execution_key="invoice:1", terms=Terms(payload="A"))
+    follower = desk.park("f0", "join", digest="d1")
+    foreign = desk.waits("t9", execution_key="invoice:1", terms=Terms(payload="B"), lock_key=OTHER_LOCK)
+    foreign_token = desk.acquire(foreign).token
+    assert desk.end(holder, token) == ["first"]
+
+    with pytest.raises(PayloadMismatch):
+        desk.come(first)
+
+    assert (desk.line(), desk.followers(), desk.attend()) == (["f0"], {}, ["f0"])
+    desk.run_called(follower)
+    desk.end(foreign, foreign_token)
+
+
+def test_one_that_has_its_outcome_gets_that_though_its_execution_key_stands_for_something_else_by_then(desk):
+    own = desk.waits("t1", execution_key="invoice:1", terms=Terms(payload="A"))
+    desk.end(own, desk.acquire(own).token, Outcome.FAILED, body=b"an error")
+    foreign = desk.waits("t2", execution_key="invoice:1", terms=Terms(payload="B"))
+    token = desk.acquire(foreign).token
+
+    ended = desk.enter(desk.redelivered(own))
+
+    assert (ended.outcome, ended.value.body) == (Outcome.FAILED, b"an error")
+    desk.end(foreign, token)
 
 
 # Withdrawn
