@@ -80,6 +80,10 @@ else
   redis.call('HSET', execution, 'owner', '', unpack(ended))
   if separate then
     end_trigger()
+    if redis.call('HGET', trigger, 'outcome') ~= outcome then
+      -- Celery has another result of that trigger, or none: at publish nobody is given its handle.
+      redis.call('HSET', execution, 'worker', '')
+    end
     redis.call('PEXPIRE', execution, text(waiting > 0 and math.max(keep_ms, WAITING_MS) or keep_ms))
   else
     redis.call('PEXPIRE', execution, text(math.max(keep_ms, 86400000)))

@@ -262,3 +262,23 @@ def test_announced_ones_that_change_under_the_look_are_not_looked_at_for_ever(de
     monkeypatch.setattr(type(desk.store), "_run", lambda _, *how: change(*how))
     assert ask(desk, call()) is False
     assert len(changes) == 3
+
+
+@pytest.mark.parametrize("said", ["succeeded", "failed"])
+def test_nobody_is_answered_with_a_trigger_that_ended_otherwise_than_its_execution(desk, said):
+    claim, _ = running(desk, "t1", terms=Terms(holds=True), message=b"a message", max_deliveries=1)
+    desk.abandon(claim, again=5.0, died=True)
+    assert desk.enter(claim._replace(owner="again")).outcome is Outcome.DEAD_LETTERED
+    value = Encoded("application/json", "utf-8", b"1")
+    desk.store.resolve(claim.record, said, value, owner="", reason="[]", keep=600.0, keeps_failure=True)
+
+    assert ask(desk, call()) is False, "it is sent, and the worker answers it"
+
+
+def test_who_is_resolved_itself_answers(desk):
+    claim, _ = running(desk, "t1", terms=Terms(holds=True), message=b"a message")
+    desk.abandon(claim, again=5.0, died=True)
+    value = Encoded("application/json", "utf-8", b"1")
+    desk.store.resolve(claim.record, "succeeded", value, owner="", reason="[]", keep=600.0, keeps_failure=False)
+
+    assert ask(desk, call()) == Answered("t1", "completed")
