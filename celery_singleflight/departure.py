@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kombu.asynchronous import get_event_loop
 
+from celery_singleflight.announcements import Announcement
 from celery_singleflight.claims import Finished, Outcome
 from celery_singleflight.custody import GRACE
 from celery_singleflight.discretion import log_error
@@ -74,7 +75,10 @@ class Departure:
 
         Returns False when its trigger has ended otherwise, or is under way elsewhere: then there is nothing to revoke.
         """
-        return self._conclude(Outcome.REVOKED, reason, is_gone=False) in (None, "unknown", Outcome.REVOKED.value)
+        refusal = self._conclude(Outcome.REVOKED, reason, is_gone=False)
+        if refusal == "unknown":
+            self._announce_no_more()
+        return refusal in (None, "unknown", Outcome.REVOKED.value)
 
     def when_gone(self, pid: int | None, act: Any) -> None:
         """Call `act` once no process has that id any more; a lease whose holder lives is never released."""
@@ -103,6 +107,14 @@ class Departure:
             hand_on(self._request.task.app, answer.calls)
             return None
         return answer
+
+    def _announce_no_more(self) -> None:
+        """Have no publisher be answered with a trigger of which the store knows nothing, and never will."""
+        if self._place and self._place[1].record.execution_key is not None:
+            store, claim = self._place
+            lock_key, task_id, execution_key, _ = claim.record
+            announced = Announcement(lock_key.name, execution_key or "", task_id, claim.task, claim.terms.payload)
+            self._try(lambda: store.withdraw(announced))
 
     def _try(self, call: Callable[[], _Answer]) -> _Answer | None:
         try:

@@ -11,6 +11,7 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.beat import ScheduleEntry, Scheduler
 from celery.schedules import schedule
+from celery.worker import state
 from pydantic import BaseModel
 
 from celery_singleflight import (
@@ -539,3 +540,15 @@ def test_the_handle_is_a_child_of_the_task_that_called(place, task):
 def test_the_handle_of_a_call_that_ignores_its_result_waits_for_nothing(task):
     task.delay(1)
     assert task.apply_async((1,), ignore_result=True).get() is None
+
+
+def test_nobody_is_answered_with_a_trigger_that_was_revoked_before_it_began(place, task):
+    first = task.delay(1)
+    state.revoked.add(first.id)
+    try:
+        place.deliver_all()
+    finally:
+        state.revoked.discard(first.id)
+    assert first.state == "REVOKED"
+
+    assert not task.delay(1).is_duplicate
