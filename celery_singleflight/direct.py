@@ -8,6 +8,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.nodenames import gethostname
 
 from celery_singleflight.claims import Acquired, Claim, Doubt, Ended, Held, Outcome, Record, Terms
@@ -187,7 +188,9 @@ class _Call:
         except Exception as error:
             undo_steps(self.holding, Outcome.FAILED, error)
             self._is_cut_off = False
-            if self._has_key and self._binding.options.failure_policy == "keep":
+            # Celery would do with a later trigger as these say, and no message would follow.
+            is_failure = not isinstance(error, Retry | Ignore | Reject)
+            if is_failure and self._has_key and self._binding.options.failure_policy == "keep":
                 self._record(lease, Outcome.FAILED, encode_error(self._binding.app, error, self._binding.bounds), kind(error))
             raise
         self._is_cut_off = False

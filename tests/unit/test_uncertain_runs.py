@@ -6,6 +6,7 @@ import logging
 
 import pytest
 from celery import states
+from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleflight import (
     ExecutionUncertain,
@@ -423,6 +424,22 @@ def test_under_keep_the_failure_of_a_direct_call_is_too(place):
     with pytest.raises(KeyError):
         result.get(timeout=1)
     assert charges == [7]
+
+
+@pytest.mark.parametrize("ending", [Retry("later"), Ignore("not mine"), Reject("not here")])
+def test_under_keep_what_a_direct_call_says_to_celery_is_no_failure_of_later_triggers(place, ending):
+    def charge(invoice):
+        charges.append(invoice)
+        if len(charges) == 1:
+            raise ending
+        return "paid"
+
+    task = place.task(charge, idempotent_on="invoice:{invoice}", failure_policy="keep")
+    with pytest.raises(type(ending)):
+        task(7)
+    result = task.delay(7)
+    place.deliver_all()
+    assert result.get(timeout=1) == "paid"
 
 
 def note(invoice, amount):
