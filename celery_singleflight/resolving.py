@@ -36,7 +36,7 @@ def resolve(
     `task` is the task's name; the execution is that of the explicit `execution_key`, else of the `task_id`. Those who wait for
     it ask again within a second or two: they get the result or the failure, or one of them runs. Returns how many they are.
     Under `failure_policy="forget"` a failure is that of the trigger whose run it was, and the others run. It can be said of a
-    run whose lease has expired, whatever the `uncertain_policy`.
+    run whose lease has expired, whatever the `uncertain_policy`. That one which has ended is to run again only allows a replay.
 
     Raises `ResolutionError` when the execution has an outcome, is under way, has not died, or is not known, and when the result
     does not serialise or is too large; `StoreUnavailable`.

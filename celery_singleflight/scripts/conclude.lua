@@ -26,7 +26,8 @@
 -- ARGV[11] content_encoding  of the body
 -- ARGV[12] body       the error; empty for none
 -- ARGV[13] execution_as  what an explicit execution key has of it: "keep", the failure; "unsure", that nobody knows what its run
---                     has done, and "hold", that it is held until somebody does; else nothing
+--                     has done, and "hold", that it is held until somebody does, and where the task id is the key not replayed; else
+--                     nothing
 -- ARGV[14] keeps      "1" to keep the message with the record of a settled trigger, for a replay
 --
 -- Returns {"concluded", calls}  recorded; also when asked again with the same owner token, which may release and settle, and
@@ -107,6 +108,10 @@ if refusal then
     look_at(now)
   end
   return {'refused', refusal}
+end
+if not separate and execution_as == 'hold' and holder and holder ~= '' then
+  -- The trigger has its outcome, and whoever would replay it is told that nobody knows what its run has done.
+  begin_doubt(holder)
 end
 -- Its run, should it still live, is refused; unless it is the run itself that tells, and releases its lease.
 local by_run = (patience_ms == '' or release ~= '1') and '' or owner

@@ -59,7 +59,9 @@ if force ~= '1' then
   -- An execution that another trigger has completed answers this one.
   local is_answered = execution ~= trigger and done == 'succeeded'
   local step = held and string.match(held, '^step:(.*)$')
-  if not is_answered and (step or (unsure and unsure_as == 'hold')) then
+  -- A run whose lease has expired has died, whether anybody has noticed or not.
+  local is_unsure = unsure or (not done and holder and holder ~= '')
+  if not is_answered and (step or (is_unsure and unsure_as == 'hold')) then
     return {'uncertain', step or ''}
   end
 end

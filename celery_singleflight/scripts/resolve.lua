@@ -26,7 +26,9 @@ local holder, until_ms, runs, worker, unsure, done = unpack(
   redis.call('HMGET', execution, 'owner', 'until_ms', 'task_id', 'worker', 'unsure', 'outcome'))
 local separate = execution ~= trigger
 local is_held = holder and holder ~= ''
-if done and done ~= 'uncertain' then
+-- Of one that has ended it may still be said that its run has done nothing: then it can be replayed.
+local is_over = done and done ~= 'uncertain'
+if is_over and not (unsure and outcome == 'rerun') then
   return {'ended', done}
 end
 if not runs then
@@ -69,7 +71,7 @@ if outcome == 'rerun' then
     redis.call('HDEL', execution, 'owner', 'until_ms', 'since_ms', 'fence')
   end
   redis.call('HDEL', trigger, 'died', 'left_by')
-  if done then
+  if done and not is_over then
     redis.call('HDEL', execution, 'outcome', 'settled', 'reason', 'by', 'ended_ms', 'generation', 'copy')
   end
 elseif becomes == 'new' then

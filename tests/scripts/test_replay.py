@@ -350,3 +350,47 @@ def test_a_message_that_is_not_to_be_kept_while_it_runs_leaves_the_store_with_th
 
     assert isinstance(entered(desk, claim), Acquired)
     assert (desk.message(claim), desk.due(claim)) == (None, {})
+
+
+@KEYS
+def test_under_hold_a_trigger_that_was_revoked_after_its_run_had_died_is_resolved_before_it_is_replayed(desk, execution_key):
+    claim = desk.claim(message=b"a message", terms=Terms(holds=True), execution_key=execution_key)
+    desk.die(claim)
+    late = claim._replace(owner="delivered again")
+    assert desk.conclude(late, Outcome.REVOKED, release=False, execution_as="hold", keeps=True)
+    assert ask(desk, claim).word == "uncertain"
+
+    said = desk.store.resolve(
+        claim.record, "rerun", Encoded("", "", b""), owner="", reason="[]", keep=600.0, keeps_failure=False
+    )
+
+    assert said == ("resolved", "0")
+    assert desk.trigger(claim)["outcome"] == "revoked", "it is replayed by a replay alone"
+    assert replay(desk, claim) == "replayed"
+    assert isinstance(entered(desk, claim), Acquired)
+
+
+@KEYS
+def test_under_hold_a_trigger_whose_run_was_cut_off_by_its_time_limit_is_resolved_first(desk, execution_key):
+    claim = desk.claim(message=b"a message", terms=Terms(holds=True), execution_key=execution_key)
+    desk.acquire(claim)
+    desk.conclude(claim, error=Encoded("application/json", "utf-8", b"1"), execution_as="hold", patience=5.0)
+    desk.conclude(claim, execution_as="hold", keeps=True)
+    assert ask(desk, claim).word == "uncertain"
+
+
+def test_under_hold_a_dead_letter_is_resolved_first(desk):
+    claim = desk.claim(message=b"a message", terms=Terms(holds=True), max_deliveries=1)
+    desk.acquire(claim)
+    desk.abandon(claim, again=5.0, died=True)
+    late = claim._replace(owner="delivered again")
+    assert desk.enter(late).outcome is Outcome.DEAD_LETTERED
+    settle(desk, late)
+    assert ask(desk, claim).word == "uncertain"
+
+    for outcome, word in (("succeeded", "ended"), ("rerun", "resolved")):
+        said = desk.store.resolve(
+            claim.record, outcome, Encoded("", "", b""), owner="", reason="[]", keep=600.0, keeps_failure=False
+        )
+        assert said[0] == word
+    assert replay(desk, claim) == "replayed"
