@@ -1,9 +1,9 @@
 -- Release the lease of a holder on an operator's word, by its fencing token; its trigger comes up for rescue at once.
 --
 -- Nothing of the holder counts afterwards: it finds no lease to renew, its record names it no more, and its fencing token is
--- not the newest.
+-- not the newest. What its run has done nobody knows, as of one that has died.
 --
--- Uses time, holders, states.
+-- Uses time, holders, uncertain, states.
 --
 -- KEYS[1] lease      hash: owner token -> who holds the lock key; see shared/holders.lua
 -- KEYS[2] fence      string: the last fencing token
@@ -47,7 +47,7 @@ end
 local holder, outcome, until_ms, unsure = unpack(redis.call('HMGET', execution, 'owner', 'outcome', 'until_ms', 'unsure'))
 local is_its = holder == owner and not outcome
 if is_its then
-  must_become(state_of(true, holder, until_ms, unsure), unsure and 'uncertain' or 'waiting')
+  must_become(state_of(true, holder, until_ms, unsure), 'uncertain')
 end
 
 redis.call('HDEL', lease, owner)
@@ -56,6 +56,7 @@ local last = tonumber(redis.call('GET', fence)) or 0
 redis.call('SET', fence, text(math.max(last + 1, clock[1] * 1000000 + clock[2])), 'PX', 86400000)
 
 if is_its then
+  begin_doubt(owner)
   redis.call('HDEL', execution, 'owner', 'until_ms', 'since_ms', 'fence', 'worker')
   if ends > now then
     -- Should its process be found dead later, that counts then.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from desk import WORKER
 
-from celery_singleflight.claims import Outcome, Refused
+from celery_singleflight.claims import Outcome, Refused, Terms
 
 KEYS = pytest.mark.parametrize("execution_key", [None, "invoice:1"], ids=["task id", "execution key"])
 
@@ -124,3 +124,21 @@ def test_a_place_that_is_held_after_its_end_is_freed(desk):
 
     assert desk.enter(desk.claim()).outcome is Outcome.SUCCEEDED
     desk.acquire(desk.claim("t2"))
+
+
+@KEYS
+@pytest.mark.parametrize("is_live", [True, False], ids=["live", "expired"])
+@pytest.mark.parametrize("holds", [True, False], ids=["hold", "rerun"])
+def test_nobody_knows_what_a_released_run_has_done(desk, execution_key, is_live, holds):
+    claim = desk.claim(message=b"the message", execution_key=execution_key, terms=Terms(holds=holds))
+    token = desk.acquire(claim).token
+    if not is_live:
+        desk.expire(claim)
+    assert desk.release(claim, token, force=is_live).word == "released"
+
+    answer = desk.enter(claim._replace(owner="again", copy="a copy", previous=""))
+
+    if holds:
+        assert (answer.how, answer.task_id, answer.worker) == ("held", "t1", WORKER)
+    else:
+        assert answer.is_unsure

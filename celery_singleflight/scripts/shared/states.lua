@@ -19,7 +19,7 @@ running > succeeded: finish, resolve
 running > failed: conclude, finish, resolve
 running > replaced: finish
 running > revoked: conclude
-running > waiting: abandon, release
+running > waiting: abandon
 running > uncertain: abandon, conclude, release
 running > overdue: time
 running > new: abandon, conclude, finish, resolve
@@ -47,8 +47,8 @@ waiting > revoked: conclude
 waiting > ended uncertain: enter
 waiting > new: abandon, enter, time
 overdue > running: enter
-overdue > waiting: abandon, release, resolve
-overdue > uncertain: abandon, conclude, enter
+overdue > waiting: abandon, resolve
+overdue > uncertain: abandon, conclude, enter, release
 overdue > succeeded: finish, resolve
 overdue > failed: conclude, finish, resolve
 overdue > replaced: finish
