@@ -51,6 +51,9 @@ end
 if outcome and not settled then
   return {'ending', outcome}
 end
+-- A run whose lease has expired has died, whether anybody has noticed or not.
+local has_died = not done and holder and holder ~= ''
+local is_held = (unsure or has_died) and unsure_as == 'hold'
 local of_run, held, undone = unpack(redis.call('HMGET', steps, 'run', 'held', 'outcome'))
 if force ~= '1' then
   if outcome == 'succeeded' or outcome == 'coalesced' then
@@ -59,9 +62,7 @@ if force ~= '1' then
   -- An execution that another trigger has completed answers this one.
   local is_answered = execution ~= trigger and done == 'succeeded'
   local step = held and string.match(held, '^step:(.*)$')
-  -- A run whose lease has expired has died, whether anybody has noticed or not.
-  local is_unsure = unsure or (not done and holder and holder ~= '')
-  if not is_answered and (step or (is_unsure and unsure_as == 'hold')) then
+  if not is_answered and (step or is_held) then
     return {'uncertain', step or ''}
   end
 end
@@ -78,8 +79,7 @@ local separate = execution ~= trigger
 local ends_execution = separate and done and (force == '1' or done ~= 'succeeded')
 must_become(state_of(true, not separate and holder, until_ms, false, outcome),
             not separate and unsure and unsure_as ~= 'hold' and 'uncertain' or 'waiting')
-local ends_doubt = unsure and unsure_as == 'hold'
-if ends_execution or (separate and ends_doubt) then
+if ends_execution or (separate and is_held) then
   must_become(state_of(true, holder, until_ms, unsure, done), ends_execution and 'new' or 'waiting')
 end
 
@@ -92,13 +92,13 @@ if force == '1' then
   all[#all + 1] = {now, reason}
   redis.call('HSET', trigger, 'forced', cjson.encode(all))
 end
-if ends_doubt then
+if is_held then
   -- Whoever forces it says that it is to run, and those who wait for a word ask again.
   end_doubt()
 end
 if ends_execution then
   redis.call('DEL', execution)
-elseif ends_doubt or not separate then
+elseif is_held or not separate then
   redis.call('HDEL', execution, 'owner', 'until_ms', 'since_ms', 'fence')
 end
 if not separate and (outcome == 'succeeded' or (undone and of_run == redis.call('HGET', execution, 'run'))) then

@@ -394,3 +394,11 @@ def test_under_hold_a_dead_letter_is_resolved_first(desk):
         )
         assert said[0] == word
     assert replay(desk, claim) == "replayed"
+
+
+def test_who_forces_a_replay_says_so_also_of_another_run_whose_death_nobody_has_noticed(desk):
+    claim = over(desk, execution_key="invoice:1", terms=Terms(holds=True))
+    desk.die(desk.claim("t2", execution_key="invoice:1", terms=claim.terms))
+    assert ask(desk, claim).word == "uncertain"
+    assert replay(desk, claim, force=True) == "replayed"
+    assert isinstance(entered(desk, claim), Acquired)

@@ -47,7 +47,7 @@ waiting > revoked: conclude
 waiting > ended uncertain: enter
 waiting > new: abandon, enter, time
 overdue > running: enter
-overdue > waiting: abandon, resolve
+overdue > waiting: abandon, replay, resolve
 overdue > uncertain: abandon, conclude, enter, release
 overdue > succeeded: finish, resolve
 overdue > failed: conclude, finish, resolve
