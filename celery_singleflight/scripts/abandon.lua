@@ -33,7 +33,8 @@ local holder, outcome, runs_generation, unsure, until_ms, run = unpack(
   redis.call('HMGET', execution, 'owner', 'outcome', 'run_generation', 'unsure', 'until_ms', 'run'))
 local left_by, newest_generation, concluded = unpack(redis.call('HMGET', trigger, 'left_by', 'generation', 'outcome'))
 local is_its = holder == owner and not outcome
-local was_left = left_by == owner and runs_generation == newest_generation
+-- Unless another trigger has begun since.
+local was_left = left_by == owner and runs_generation == newest_generation and (not holder or holder == '')
 local is_unsure = (died == '1' or cut_off == '1') and not outcome and (is_its or was_left)
 local is_forgotten = is_its and (forget == '1' or (execution ~= trigger and concluded and not is_unsure))
 -- It was taken for dead, and says how it goes on.

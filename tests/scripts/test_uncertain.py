@@ -507,6 +507,16 @@ def test_one_that_waits_and_has_another_payload_by_then_fails_once(desk):
     assert desk.message(waiting) is None
 
 
+def test_the_death_of_a_process_that_had_given_back_says_nothing_of_the_run_that_has_begun_since(desk):
+    own, later = claim_of(desk, execution_key="invoice:1"), claim_of(desk, "t2", execution_key="invoice:1")
+    desk.acquire(own)
+    desk.abandon(own)
+    desk.acquire(later)
+    desk.abandon(own, again=5.0, died=True)
+    desk.abandon(later)
+    assert not desk.acquire(claim_of(desk, "t3", execution_key="invoice:1")).is_unsure
+
+
 def test_thousands_who_wait_are_all_told(desk):
     own = claim_of(desk, execution_key="invoice:1")
     died(desk, own)
