@@ -166,6 +166,10 @@ if parks and message == '' then
   parks, on_held = false, 'wait'
 end
 local is_newcomer = not has_run and ours == 0 and not about
+if (on_held == 'skip' or on_held == 'reject') and unsure and runs == task_id and ours == 0 then
+  -- Nor has one run that has only tried to find out what another has done.
+  is_newcomer = is_newcomer or cjson.decode(doubt_of(unsure).who)[1] ~= task_id
+end
 if on_held ~= 'ask' and not is_newcomer then
   on_held = parks and 'queue' or 'wait'
 end

@@ -357,6 +357,19 @@ def test_who_has_not_found_out_waits_and_tries_again_by_the_schedule(desk):
     assert handed_out(desk) == [], "the schedule is over"
 
 
+@pytest.mark.parametrize("on_held", ["skip", "reject"])
+@pytest.mark.parametrize("how", ["gives up", "dies"])
+def test_who_never_waits_ends_as_uncertain_also_when_it_has_tried_to_find_out(desk, on_held, how):
+    own = claim_of(desk, execution_key="invoice:1", terms=RECONCILED)
+    died(desk, own)
+    trying = claim_of(desk, "t2", execution_key="invoice:1", terms=RECONCILED, on_held=on_held)
+    assert desk.acquire(trying).find_out is not None
+    desk.store.abandon(trying.owner, trying.record, again=5.0, cut_off=how == "gives up", died=how == "dies")
+
+    assert desk.enter(again(trying)).outcome is Outcome.UNCERTAIN
+    assert desk.enter(again(own, on_held=on_held)).how == "held", "whose run it was waits, whatever its policy"
+
+
 def test_another_tries_when_the_one_that_was_to_is_gone(desk):
     own = claim_of(desk, execution_key="invoice:1", terms=Terms(holds=True, delays=(30.0,)))
     died(desk, own)
