@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from celery_singleflight.claims import Encoded
 from celery_singleflight.discretion import log_error
 from celery_singleflight.errors import LeaseLost, Replaced, ResolvedFailed
 from celery_singleflight.resolution import Resolution, UncertainExecution
+from celery_singleflight.results import encode_error
 from celery_singleflight.steps import insist
 
 if TYPE_CHECKING:
@@ -28,37 +30,22 @@ class Undecided(Exception):
 def find_out(trigger: Trigger, entered: Acquired, lease: Lease) -> Resolution:
     """Ask the task's reconciler what the run has done that died.
 
-    When it is to run again that is recorded here, the rest is for the caller to record. A reconciler that raises has not found
-    out. Raises `Undecided`, `LeaseLost`, `ResolvedFailed`.
+    When it is to run again, or has failed and was the run of another trigger, that is recorded here, and the body is to follow;
+    the rest is for the caller to record. A reconciler that raises has not found out. Raises `Undecided`, `LeaseLost`,
+    `ResolvedFailed`.
     """
     died = entered.find_out
     assert died is not None  # noqa: S101, the caller has asked
-    key, options = trigger.execution_key, trigger.binding.options
+    key, delays = trigger.execution_key, trigger.binding.options.reconcile_delays
     resolution = _ask(trigger, entered, died)
     if resolution is None:
-        _warn(key, died.tries, options.reconcile_delays)
+        _warn(key, died.tries, delays)
         raise Undecided(key)
     logger.info("the reconciler has found out that %s is to be taken for: %s", key, resolution.outcome)
-    if resolution.outcome == "failed":
+    if resolution.outcome == "failed" and (trigger.keeps_failure or died.task_id == trigger.claim.record.task_id):
         raise ResolvedFailed(key, resolution.reason)
-    if resolution.outcome == "rerun":
-        store, record = trigger.binding.coordination.store, trigger.claim.record
-        (word, _), interruption = insist(
-            lease,
-            lambda: store.resolve(
-                record,
-                "rerun",
-                Encoded("", "", b""),
-                owner=lease.owner,
-                reason=resolution.reason,
-                keep=options.result_ttl,
-                keeps_failure=False,
-            ),
-        )
-        if interruption:
-            raise interruption
-        if word != "resolved":
-            raise LeaseLost(trigger.lock_key.text, "its execution was taken over")
+    if resolution.outcome != "succeeded":
+        _go_on(trigger, lease, died.task_id, resolution)
     return resolution
 
 
@@ -66,6 +53,32 @@ def _warn(key: str, tries: int, delays: tuple[float, ...]) -> None:
     """Say in the log that this try has not found out, and what comes next."""
     then = f"it is asked again {delays[tries]:g} s after this try" if tries < len(delays) else "it is left to a person"
     logger.warning("the reconciler has not found out what became of %s, at try %s of %s: %s", key, tries, len(delays), then)
+
+
+def _go_on(trigger: Trigger, lease: Lease, died_task_id: str, resolution: Resolution) -> None:
+    """Say that this run goes on to the body; the trigger whose run died has failed, unless it is to run again too."""
+    store, record = trigger.binding.coordination.store, trigger.claim.record
+    error, reason = Encoded("", "", b""), json.dumps(["resolved", resolution.reason])
+    if resolution.outcome == "failed":
+        record = record._replace(task_id=died_task_id)
+        failure = ResolvedFailed(trigger.execution_key, resolution.reason)
+        error = encode_error(trigger.binding.app, failure, trigger.binding.bounds)
+    (word, _), interruption = insist(
+        lease,
+        lambda: store.resolve(
+            record,
+            resolution.outcome,
+            error,
+            owner=lease.owner,
+            reason=reason,
+            keep=trigger.binding.options.result_ttl,
+            keeps_failure=False,
+        ),
+    )
+    if interruption:
+        raise interruption
+    if word != "resolved":
+        raise LeaseLost(trigger.lock_key.text, "its execution was taken over")
 
 
 def _ask(trigger: Trigger, entered: Acquired, died: UncertainRun) -> Resolution | None:

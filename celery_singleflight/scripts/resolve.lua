@@ -5,7 +5,7 @@
 -- KEYS[1] execution   hash: run record of the execution key
 -- KEYS[2] trigger     hash: record of the trigger whose run it was; the same key as execution unless the execution key is explicit
 -- KEYS[3] due         sorted set: trigger -> store time in ms at which the sweeper looks at it
--- ARGV[1] owner       owner token of the run that finds out; empty for a person
+-- ARGV[1] owner       owner token of the run that finds out, and goes on to the body; empty for a person
 -- ARGV[2] task_id     id of that trigger
 -- ARGV[3] outcome     "succeeded", "failed", or "rerun" when it is to run again
 -- ARGV[4] reason      for people to read
@@ -34,7 +34,7 @@ end
 if not runs then
   return {'unknown'}
 end
-if runs ~= task_id then
+if runs ~= task_id and not (is_held and holder == owner and outcome == 'failed') then
   return {'other', runs}
 end
 if is_held and holder ~= owner and tonumber(until_ms or 0) > now then
@@ -77,7 +77,9 @@ if outcome == 'rerun' then
 elseif becomes == 'new' then
   -- A failure is the trigger's own: another trigger with the same execution key may run it.
   end_trigger()
-  redis.call('DEL', execution)
+  if runs == task_id then
+    redis.call('DEL', execution)  -- else that other one has found it out, and goes on
+  end
 else
   redis.call('HSET', execution, 'owner', '', unpack(ended))
   if separate then

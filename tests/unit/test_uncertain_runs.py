@@ -391,6 +391,21 @@ def test_an_execution_that_has_ended_is_not_resolved(place):
         resolve(place.app, task.name, "rerun", execution_key="invoice:7")
 
 
+@pytest.mark.parametrize("finder", ["its own trigger", "a later one"])
+def test_a_failure_that_is_found_out_is_that_of_the_trigger_whose_run_died_whoever_finds_it(place, finder):
+    task = paying(place, reconciler=lambda _: Resolution("failed", reason="the bank has refused"), reconcile_delays=(0,))
+    result, message = die(place, task, 7)
+    later = task.delay(7)
+    messages = [message, *place.messages()]
+    for each in messages if finder == "its own trigger" else reversed(messages):
+        place.deliver(each)
+    come_again(place, result, later)
+
+    with pytest.raises(ResolvedFailed, match="the bank has refused"):
+        result.get(timeout=1)
+    assert later.get(timeout=1) == "paid 7, 2"
+
+
 # Failures and payloads
 
 
