@@ -114,7 +114,7 @@ def test_a_member_of_a_chord_with_the_same_key_is_sent_and_its_chord_goes_on(pay
     wait_until(lambda: paying.ledger.runs(key), what="the first body has begun")
     second = work.apply_async((key, 1), {"gate": f"open-{key}"}, **asking)
     member = work.si(key, 1, gate=f"open-{key}").set(**asking)
-    result = chord([member, work.si(f"{key}-other", 2)], work.s(f"{key}-body", gate=None)).apply_async()
+    result = chord([member, work.si(f"{key}-other", 2)], work.si(f"{key}-body", gate=None)).apply_async()
     assert second == first
     assert member.options.get("task_id") != first.id
     paying.ledger.open(f"open-{key}")
