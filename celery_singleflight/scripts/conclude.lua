@@ -120,6 +120,7 @@ local ended_ms = text(patience_ms == '0' and now - AGAIN_MS or now)
 redis.call('HSET', trigger, 'owner', '', 'outcome', outcome, 'reason', reason, 'by', by_run, 'concluded_by', owner,
            'ended_ms', ended_ms, 'content_type', content_type, 'content_encoding', content_encoding, 'body', body)
 local about, parked_message = waiter(member)
+redis.call('HDEL', execution, 'awaits:' .. task_id)
 if about then
   forget_waiter(member)
   redis.call('HSET', trigger, 'message', parked_message)

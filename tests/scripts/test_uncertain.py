@@ -443,6 +443,15 @@ def test_a_revoked_trigger_waits_no_longer(desk):
     assert desk.enter(again(own, owner="late")).outcome is Outcome.REVOKED
 
 
+def test_a_revoked_trigger_is_not_counted_among_those_who_wait(desk):
+    own, later = claim_of(desk, execution_key="invoice:1"), claim_of(desk, "t2", execution_key="invoice:1")
+    died(desk, own)
+    desk.enter(again(own))
+    desk.enter(later)
+    desk.conclude(again(later, owner="the sweeper"), Outcome.REVOKED, error=ERROR)
+    assert resolve(desk, own, "succeeded") == ("resolved", "1")
+
+
 def test_what_works_in_steps_runs_again_and_holds_step_by_step(desk):
     own = claim_of(desk, execution_key="invoice:1")
     run_id = desk.acquire(own).run_id
