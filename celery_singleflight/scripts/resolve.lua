@@ -46,11 +46,12 @@ end
 
 local becomes = outcome
 if outcome == 'rerun' then
-  becomes = owner == '' and 'waiting' or nil
+  becomes = owner == '' and not is_over and 'waiting' or nil
 elseif outcome == 'failed' and separate and failure ~= 'keep' then
   becomes = 'new'
 end
-if becomes then
+-- Else that other one has found it out, and goes on.
+if becomes and (becomes ~= 'new' or runs == task_id) then
   must_become(state_of(runs, holder, until_ms, unsure, done), becomes)
 end
 
