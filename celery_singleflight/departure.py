@@ -43,13 +43,13 @@ class Departure:
     def __init__(self, request: Any) -> None:
         self._request = request
         self._place: tuple[Store, Claim] | None = None
-        self._failure_as = ""
+        self._execution_as = ""
         self._keeps = False
         try:
             binding = request.task._binding  # noqa: SLF001, of the package
             trigger = Trigger(request.task, request._context, binding, request.args, request.kwargs)  # noqa: SLF001
             self._place = binding.coordination.brisk_store, trigger.claim
-            self._failure_as = "keep" if trigger.keeps_failure else "unsure"
+            self._execution_as = trigger.cut_off_as
             self._keeps = binding.options.keep_message != "never"
         except Exception as error:  # noqa: BLE001, keys are made by users' functions from anybody's arguments
             log_error(logger, f"{request.name}[{request.id}]: its lease is left to expire", error, logging.WARNING)
@@ -98,7 +98,7 @@ class Departure:
             outcome,
             keep=claim.keep,
             release=is_gone,
-            execution_as="hold" if claim.terms.holds else self._failure_as,
+            execution_as=self._execution_as,
         )
         task = self._request.task
         encoded = None if error is None else encode_error(task.app, error, task._binding.bounds)  # noqa: SLF001, of the package

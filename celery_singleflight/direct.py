@@ -208,8 +208,10 @@ class _Call:
         """Give back what is left of it."""
         if not self._is_recorded:
             place, claim = self._binding.coordination, self._claim
-            is_cut_off = self._is_cut_off
-            give_back(place, claim.owner, claim.record, forget=not is_cut_off, cut_off=is_cut_off, hold=self._hold)
+            work = self.holding.execution.work if self.holding.execution else None
+            goes_on = self._has_key and work is not None and work.goes_on
+            forget = not (self._is_cut_off or goes_on)
+            give_back(place, claim.owner, claim.record, forget=forget, cut_off=self._is_cut_off, hold=self._hold)
 
     def _record(self, lease: Lease, outcome: Outcome, value: Encoded, reason: str) -> Refused | None:
         self._is_recorded = True

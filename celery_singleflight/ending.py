@@ -42,6 +42,7 @@ def finish(  # noqa: PLR0913, an outcome has many sides
     keep: float,
     hold: float | None = 0.0,
     keeps_failure: bool = False,
+    keeps_steps: bool = False,
 ) -> Refused | None:
     """Record the outcome of a run and release its lease; return who has taken over, if somebody has.
 
@@ -52,7 +53,8 @@ def finish(  # noqa: PLR0913, an outcome has many sides
     place.heartbeat.drop(lease.owner, record)
     reasons = json.dumps([reason] if isinstance(reason, str) else reason) if reason else "[]"
     what = f"the outcome {outcome.value!r} of {lease.lock_key}"
-    how: dict[str, Any] = {"reason": reasons, "keep": keep, "hold": hold, "keeps_failure": keeps_failure}
+    how: dict[str, Any] = {"reason": reasons, "keep": keep, "hold": hold}
+    how |= {"keeps_failure": keeps_failure, "keeps_steps": keeps_steps}
     answer = _record(lambda: place.store.finish(lease, record, outcome, value, **how), lease, what)
     if isinstance(answer, Refused):
         return answer
@@ -68,18 +70,16 @@ def fail(
     *,
     reason: str,
     keep: float,
-    keeps_failure: bool,
+    execution_as: str,
 ) -> bool:
     """Record the failure of a run whose lease may be somebody else's by now.
 
-    Returns whether it counts: it does not when its trigger is under way elsewhere or has an outcome. Tries and raises
-    as `finish` does.
+    Returns whether it counts: it does not when its trigger is under way elsewhere or has an outcome. `execution_as` is as in
+    `Store.conclude`. Tries and raises as `finish` does.
     """
     place.heartbeat.drop(lease.owner, record)
     reasons = json.dumps([reason])
-    conclude = functools.partial(
-        place.store.conclude, lease.owner, record, Outcome.FAILED, execution_as="keep" if keeps_failure else ""
-    )
+    conclude = functools.partial(place.store.conclude, lease.owner, record, Outcome.FAILED, execution_as=execution_as)
     write = functools.partial(conclude, reason=reasons, keep=keep, release=True, error=error)
     answer = _record(write, lease, f"the failure of {lease.lock_key}")
     if not isinstance(answer, Finished):

@@ -208,7 +208,8 @@ def _leave(trigger: Trigger, lease: Lease, holding: Holding, error: Exception) -
         _conclude_without_lease(trigger, lease, error)
     else:
         undo_steps(holding, Outcome.FAILED, error)
-        _conclude(trigger, lease, Outcome.FAILED, error)
+        work = holding.execution.work if holding.execution else None
+        _conclude(trigger, lease, Outcome.FAILED, error, keeps_steps=work is not None and work.goes_on)
     return None
 
 
@@ -220,7 +221,7 @@ class _Left(NamedTuple):
     cut_off: bool = False
 
 
-def _conclude(trigger: Trigger, lease: Lease, outcome: Outcome, subject: Any) -> None:
+def _conclude(trigger: Trigger, lease: Lease, outcome: Outcome, subject: Any, *, keeps_steps: bool = False) -> None:
     """Record how the run ended. Raises `Ignore` when it has been overtaken, and nothing of it may count."""
     value, reason = _encoded(trigger, outcome, subject)
     refused = finish(
@@ -233,6 +234,7 @@ def _conclude(trigger: Trigger, lease: Lease, outcome: Outcome, subject: Any) ->
         keep=trigger.claim.keep,
         hold=trigger.binding.options.min_hold if outcome is Outcome.SUCCEEDED else 0.0,
         keeps_failure=trigger.keeps_failure,
+        keeps_steps=keeps_steps,
     )
     if refused:
         raise LeaseLost(lease.lock_key, "it was finished by another run" if refused.outcome else "it was taken over")
@@ -249,7 +251,7 @@ def _conclude_without_lease(trigger: Trigger, lease: Lease, error: Exception) ->
         value,
         reason=reason,
         keep=claim.keep,
-        keeps_failure=trigger.keeps_failure,
+        execution_as=trigger.cut_off_as,
     ):
         raise LeaseLost(lease.lock_key, "its trigger was taken over")
     _ended(trigger, lease, Outcome.FAILED, reason)

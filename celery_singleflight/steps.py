@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_singleflight.canonical import digest
 from celery_singleflight.compensation import reference
 from celery_singleflight.errors import (
-    LockKeyError,
     Replaced,
     StoreUnavailable,
 )
@@ -99,6 +97,11 @@ class Work:
         self._retries = 0
 
     @property
+    def goes_on(self) -> bool:
+        """Whether a later run of the execution is to go on behind what is done: nothing of it is undone when this one fails."""
+        return self.is_used and not self.may_undo
+
+    @property
     def store(self) -> Store:
         """Where it is written."""
         return self.binding.coordination.store
@@ -110,13 +113,9 @@ class Work:
 
     @property
     def digest(self) -> str:
-        """Stands for the arguments of the task; empty where they have no canonical form, and cannot be compared."""
+        """Stands for the payload, as for an explicit execution key; empty where it cannot, or is not to be compared."""
         if self._digest is None:
-            args, kwargs = self._arguments
-            try:
-                self._digest = digest(self.binding.arguments.bind(args, kwargs))
-            except LockKeyError:
-                self._digest = ""
+            self._digest = self.binding.payload(*self._arguments)
         return self._digest
 
     def mark(self) -> str:

@@ -124,7 +124,7 @@ class Store(Progress):
             calls.append(_RENEW.arguments(self.names(record), named))
         return [_renewal(raw) for raw in self._connections.run_many(_RENEW, len(_RENEW.keys), calls)]
 
-    def finish(
+    def finish(  # noqa: PLR0913, an outcome has many sides
         self,
         lease: Lease,
         record: Record,
@@ -135,11 +135,13 @@ class Store(Progress):
         keep: float,
         hold: float | None = 0.0,
         keeps_failure: bool = False,
+        keeps_steps: bool = False,
     ) -> Finished | Refused:
         """Record the outcome and release the lease, or return who has taken over.
 
-        `keeps_failure` is whether a failure answers for later triggers of an explicit execution key. The lock key stays taken
-        until it was held for `hold` seconds; None keeps the lease for an outer holder.
+        To later triggers of an explicit execution key a failure is the answer if it `keeps_failure`; else they go on behind the
+        steps that are done if it `keeps_steps`, or begin anew. The lock key stays taken until it was held for `hold` seconds;
+        None keeps the lease for an outer holder.
         """
         reply = self._run(
             _FINISH,
@@ -158,7 +160,7 @@ class Store(Progress):
                 "keep_ms": milliseconds(keep),
                 "hold_ms": "" if hold is None else milliseconds(hold),
                 "remember_ms": milliseconds(_REMEMBER if record.has_trigger else 0),
-                "failure": "keep" if keeps_failure else "",
+                "failure": "keep" if keeps_failure else "steps" if keeps_steps else "",
             },
         )
         if reply.word == "refused":

@@ -175,6 +175,11 @@ class Trigger:
         return bool(self.binding.options.failure_policy == "keep")
 
     @property
+    def cut_off_as(self) -> str:
+        """What an explicit execution key has of a run that was cut off, as in `Store.conclude`."""
+        return "hold" if self.claim.terms.holds else "keep" if self.keeps_failure else "unsure"
+
+    @property
     def after_retry(self) -> int:
         """The generation of the message that a retry of this one has sent."""
         return self.claim.generation + 1

@@ -26,12 +26,15 @@
 -- ARGV[11] keep_ms          how long the outcome is kept
 -- ARGV[12] hold_ms          for how long the lock key stays taken, from the acquisition; empty when an outer holder goes on
 -- ARGV[13] remember_ms      how long the trigger itself is remembered at least
--- ARGV[14] failure          "keep" when a failure answers for later triggers of an explicit execution key; else empty
+-- ARGV[14] failure          what a failure is to later triggers of an explicit execution key: "keep", it answers them; "steps", they
+--                           go on behind the steps that are done; else empty, and they begin anew
 --
 -- Returns {"finished", calls}  recorded, also when asked again with the same owner token; calls are the messages of those who
 --         are next, to be published now: see shared/waiting.lua
 --      or {"refused", owner, outcome}  somebody else owns the record or the lock key now; nothing is changed
 
+-- For so long what is done is kept at least; see `open_steps`.
+local STEPS_MS = 86400000
 local separate = execution ~= trigger
 if ended and ended_by == owner then
   return 'finished\n'
@@ -41,7 +44,8 @@ if refused then
   return refused
 end
 local answers = outcome == 'succeeded' or (outcome == 'failed' and failure == 'keep')
-must_become(state_of(attempts, holder, until_ms, unsure), (answers or not separate) and outcome or 'new')
+local goes_on = separate and outcome == 'failed' and failure == 'steps'
+must_become(state_of(attempts, holder, until_ms, unsure), (answers or not separate) and outcome or goes_on and 'waiting' or 'new')
 
 if unsure then
   -- Uses uncertain.
@@ -59,7 +63,12 @@ if separate then
     end
   else
     -- A failure is the trigger's own: another trigger with the same execution key may run it.
-    redis.call('DEL', execution)
+    if goes_on then
+      redis.call('HDEL', execution, 'owner', 'until_ms', 'since_ms', 'fence')
+      keep(execution, math.max(tonumber(keep_ms), STEPS_MS))
+    else
+      redis.call('DEL', execution)
+    end
     execution = trigger
   end
 end

@@ -76,10 +76,13 @@ end
 
 local separate = execution ~= trigger
 -- A failure that is kept answers nobody any more.
-local ends_execution = separate and done and (force == '1' or done ~= 'succeeded')
+local takes_back = separate and done and (force == '1' or done ~= 'succeeded')
+local was_undone = undone and of_run == redis.call('HGET', execution, 'run')
+-- What was done is complete, or was undone: it begins anew.
+local ends_execution = takes_back and (done == 'succeeded' or was_undone or not of_run)
 must_become(state_of(true, not separate and holder, until_ms, false, outcome),
             not separate and unsure and unsure_as ~= 'hold' and 'uncertain' or 'waiting')
-if ends_execution or (separate and is_held) then
+if takes_back or (separate and is_held) then
   must_become(state_of(true, holder, until_ms, unsure, done), ends_execution and 'new' or 'waiting')
 end
 
@@ -98,11 +101,12 @@ if is_held then
 end
 if ends_execution then
   redis.call('DEL', execution)
+elseif takes_back then
+  redis.call('HDEL', execution, 'owner', 'outcome', 'reason', 'by', 'ended_ms', 'content_type', 'content_encoding', 'body')
 elseif is_held or not separate then
   redis.call('HDEL', execution, 'owner', 'until_ms', 'since_ms', 'fence')
 end
-if not separate and (outcome == 'succeeded' or (undone and of_run == redis.call('HGET', execution, 'run'))) then
-  -- What was done is complete, or was undone: it begins anew.
+if not separate and (outcome == 'succeeded' or was_undone) then
   redis.call('HDEL', execution, 'run', 'attempt')
 end
 redis.call('ZADD', due, text(now + again_ms), member)

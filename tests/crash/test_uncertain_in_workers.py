@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from nodes import redis_settings, wait_until
 from uncertain_app import let_bank_answer
 
-from celery_singleflight import ExecutionUncertain, commands, resolve
+from celery_singleflight import ExecutionUncertain, MaxHoldExceeded, commands, resolve
 
 
 @pytest.fixture(scope="module")
@@ -140,14 +140,15 @@ def test_the_rest_of_a_chain_and_a_chord_come_with_what_is_said(place, key):
     assert charges(place, key) == charges(place, f"{key}-1") == 1
 
 
-def test_a_hard_time_limit_fails_the_trigger_and_leaves_its_execution_uncertain(place, key):
-    first = place.task("charge_in_time").delay(key, then="stand")
-    with pytest.raises(TimeLimitExceeded):
+@pytest.mark.parametrize(("name", "error"), [("charge_in_time", TimeLimitExceeded), ("charge_and_hold", MaxHoldExceeded)])
+def test_a_run_that_is_cut_off_fails_its_trigger_and_leaves_its_execution_uncertain(place, key, name, error):
+    first = place.task(name).delay(key, then="stand")
+    with pytest.raises(error):
         first.get(timeout=20)
-    later = place.task("charge_in_time").delay(key, then="stand")
+    later = place.task(name).delay(key, then="stand")
     held(place, later)
     assert charges(place, key) == 1
-    say(place, "charge_in_time", "failed", key, reason="the bank has refused")
+    say(place, name, "failed", key, reason="the bank has refused")
     assert later.get(timeout=20) == "charged by attempt 1", "under forget it runs again, as its own attempt"
     assert charges(place, key) == 2
 

@@ -70,6 +70,7 @@ def add_tasks(app):
         "charge_by_id": {"idempotent_on": None},
         "charge_or_rerun": {"uncertain_policy": "rerun"},
         "charge_in_time": {"time_limit": 1},
+        "charge_and_hold": {"max_hold": 1},
         "charge_reconciled": {"reconciler": ask_bank, "reconcile_delays": (0, 1, 1, 1, 1, 1, 1, 1, 1, 1)},
     }.items():
         task(name=f"protected_app.{name}", **{"uncertain_policy": "hold", **more})(charge)

@@ -7,6 +7,7 @@ import logging
 import re
 
 import pytest
+from celery import states
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
@@ -333,7 +334,8 @@ def test_a_replay_goes_on_behind_the_steps_that_are_done(place):
     assert done == ["charge", "parcel"]
 
 
-def test_under_an_explicit_execution_key_a_replay_does_each_step_again_with_the_key_that_it_had(place):
+@pytest.mark.parametrize("failure_policy", ["forget", "keep"])
+def test_under_an_explicit_execution_key_too_a_replay_goes_on_behind_the_steps_that_are_done(place, failure_policy):
     keys, broken = [], [True]
 
     def fulfil(self, order):
@@ -341,15 +343,15 @@ def test_under_an_explicit_execution_key_a_replay_does_each_step_again_with_the_
         if broken:
             raise OSError("no parcel")
 
-    task = place.task(fulfil, bind=True, idempotent_on="order:{order}")
+    task = place.task(fulfil, bind=True, idempotent_on="order:{order}", failure_policy=failure_policy)
     result = task.delay(1)
     place.deliver_all()
     coordination(place.app).heartbeat.flush()
     broken.clear()
     replay(place.app, result.id, task=task.name)
     place.deliver_all()
-    assert len(keys) == 2
-    assert len(set(keys)) == 1
+    assert keys == ["order:1/charge"]
+    assert result.state == states.SUCCESS
 
 
 def test_an_uncertain_step_is_resolved_and_then_the_trigger_is_replayed(place):

@@ -11,6 +11,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery_singleflight import (
     LeaseLost,
     PayloadChanged,
+    PayloadMismatch,
     SingleflightError,
     StepError,
     StepResultUnavailable,
@@ -18,8 +19,10 @@ from celery_singleflight import (
     StoreUnavailable,
     current_step,
     forget_steps,
+    replay,
     resolve_step,
 )
+from celery_singleflight.coordination import coordination
 
 
 class Effects:
@@ -446,19 +449,58 @@ def test_what_is_forgotten_begins_anew(place, run, effects):
     assert effects.done == [1, 2]
 
 
-def test_after_a_failure_another_trigger_with_the_execution_key_begins_anew(place, run, effects):
-    def work(self, key, fails):
-        self.step("once", effects, self.request.id)
-        if fails:
+@pytest.mark.parametrize("failure_policy", ["forget", "keep"])
+def test_after_a_failure_what_was_done_under_an_execution_key_is_not_done_again(place, run, effects, failure_policy):
+    def work(self, key):
+        self.step("charge", effects, self.request.id)
+        if len(attempts) < 2:
+            attempts.append(self.execution.run_id)
+            raise ValueError(key)
+        return self.execution.run_id
+
+    attempts = []
+    task = place.task(work, bind=True, idempotent_on="pay:{key}", failure_policy=failure_policy)
+    first = run(task, "k")
+    assert first.state == states.FAILURE
+    if failure_policy == "forget":
+        assert run(task, "k").state == states.FAILURE
+        assert run(task, "k").get() == attempts[0]
+        assert set(attempts) == {attempts[0]}
+        assert run(task, "k").get() == attempts[0], "which is the result"
+    else:
+        assert run(task, "k").state == states.FAILURE
+        coordination(place.app).heartbeat.flush()
+        replay(place.app, first.id, task=task.name, execution_key="pay:k")
+        place.deliver_all()
+        assert attempts == [attempts[0]] * 2
+    assert effects.done == [first.id]
+
+
+def test_a_direct_call_goes_on_behind_what_another_has_done(place, effects):
+    def work(self, key):
+        self.step("charge", effects, key)
+        if len(effects.done) == 1 and not attempts:
+            attempts.append(key)
             raise ValueError(key)
         return "done"
 
-    task = place.task(work, bind=True, idempotent_on="pay:{key}", lock_on=("key",))
-    first = run(task, "k", True)
-    assert first.state == states.FAILURE
-    second = run(task, "k", False)
-    assert second.get() == "done"
-    assert effects.done == [first.id, second.id]
+    attempts = []
+    task = place.task(work, bind=True, idempotent_on="pay:{key}")
+    with pytest.raises(ValueError, match="k"):
+        task("k")
+    assert task("k") == "done"
+    assert effects.done == ["k"]
+
+
+def test_after_a_failure_other_arguments_do_not_go_on_with_it(place, run, effects):
+    def work(self, key, amount):
+        self.step("charge", effects, amount)
+        raise ValueError(key)
+
+    task = place.task(work, bind=True, idempotent_on="pay:{key}")
+    assert isinstance(run(task, "k", 1).result, ValueError)
+    assert isinstance(run(task, "k", 2).result, PayloadMismatch)
+    assert effects.done == [1]
 
 
 # Without a message.

@@ -19,7 +19,7 @@ running > succeeded: finish, resolve
 running > failed: conclude, finish, resolve
 running > replaced: finish
 running > revoked: conclude
-running > waiting: abandon
+running > waiting: abandon, finish
 running > uncertain: abandon, conclude, release
 running > overdue: time
 running > new: abandon, conclude, finish, resolve
@@ -47,7 +47,7 @@ waiting > revoked: conclude
 waiting > ended uncertain: enter
 waiting > new: abandon, enter, time
 overdue > running: enter
-overdue > waiting: abandon, replay, resolve
+overdue > waiting: abandon, finish, replay, resolve
 overdue > uncertain: abandon, conclude, enter, release
 overdue > succeeded: finish, resolve
 overdue > failed: conclude, finish, resolve
@@ -58,7 +58,7 @@ overdue > revoked: conclude
 overdue > ended uncertain: enter
 overdue > new: abandon, conclude, enter, finish, resolve, time
 uncertain > running: enter
-uncertain > waiting: abandon, enter, replay, resolve
+uncertain > waiting: abandon, enter, finish, replay, resolve
 uncertain > succeeded: finish, resolve
 uncertain > failed: conclude, finish, resolve
 uncertain > replaced: finish
