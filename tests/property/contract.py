@@ -275,8 +275,8 @@ class Contract:
         trigger, execution = self.triggers.get(delivery.task_id), self.executions.get(delivery.execution)
         has_outcome = bool((execution and execution.outcome) or (trigger and trigger.outcome))
         owned = bool(execution and execution.owner == delivery.owner)
-        if trigger and trigger.outcome and execution and not execution.outcome:
-            if died and delivery.execution_key and execution.owner == delivery.owner:
+        if owned and delivery.execution_key and trigger and trigger.outcome and not (execution and execution.outcome):
+            if died and execution:
                 execution.owner = None  # nobody knows what it has done
             else:
                 self._free_execution(delivery)
