@@ -131,7 +131,7 @@ if outcome and not settled then
 end
 local is_own = outcome and (outcome ~= 'succeeded' or settled or has_value or led_by or
                             redis.call('HEXISTS', trigger, 'content_type') == 1)
-if task ~= '' and by_task and not is_own then
+if task ~= '' and by_task and not (separate and is_own) then
   -- A retry may change the arguments of its own trigger.
   local its_payload = payload ~= '' and runs ~= task_id and redis.call('HGET', execution, 'payload')
   if by_task ~= task or (its_payload and its_payload ~= payload) then
