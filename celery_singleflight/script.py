@@ -33,7 +33,7 @@ _REPLY: Final = re.compile(r'^-- (?:Returns|     or) \{"(\w+)"((?:, \w+)*)\}')
 class Script:
     """One atomic step on the store, made from the text of a Lua file."""
 
-    __slots__ = ("_keys_of", "_replies", "_values_of", "keys", "many", "name", "sha", "source", "values")
+    __slots__ = ("_fields", "_keys_of", "_replies", "_text", "_values_of", "keys", "many", "name", "sha", "source", "values")
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
@@ -44,13 +44,10 @@ class Script:
         self.values = _named(name, inputs, "ARGV")
         self._keys_of = _getter(self.keys)
         self._values_of = _getter(self.values)
-        self._replies = {
-            match[1]: namedtuple(match[1].title(), ["word", *match[2].split(", ")[1:]])  # noqa: PYI024, the fields are data
-            for line in header
-            if (match := _REPLY.match(line))
-        }
-        self.source = _locals(self.keys, self.values, many=self.many) + _USES.sub(_shared, text)
-        self.sha = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        self._fields = {match[1]: match[2].split(", ")[1:] for line in header if (match := _REPLY.match(line))}
+        #: The types of the replies that have come. A process uses few of all scripts, and is not to make the others whole.
+        self._replies: dict[str, Any] = {}
+        self._text = text
 
     def arguments(self, places: Mapping[str, Value], named: Mapping[str, Value]) -> list[Value]:
         """Put keys and values in the order of the header. The places may be more than the script has keys.
@@ -77,14 +74,27 @@ class Script:
         try:
             parts: Sequence[Any] = raw.split(b"\n") if isinstance(raw, bytes) else raw
             word = parts[0].decode()
-            return self._replies[word](word, *parts[1:])
+            make = self._replies.get(word) or self._make_reply(word)
+            return make(word, *parts[1:])
         except (KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ScriptError(f"script {self.name} answered {_shown(raw)}, expected one of {sorted(self._replies)}") from error
+            raise ScriptError(f"script {self.name} answered {_shown(raw)}, expected one of {sorted(self._fields)}") from error
+
+    def __getattr__(self, name: str) -> Any:
+        """Make `source`, what runs, and `sha`, the name by which a server knows it, when the script is first used."""
+        if name not in ("source", "sha"):
+            raise AttributeError(f"script {self.name} has no {name}", name=name, obj=self)
+        self.source = _locals(self.keys, self.values, many=self.many) + _USES.sub(_shared, self._text)
+        self.sha = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        return getattr(self, name)
+
+    def _make_reply(self, word: str) -> Any:
+        fields = ["word", *self._fields[word]]
+        return self._replies.setdefault(word, namedtuple(word.title(), fields))  # noqa: PYI024
 
     @property
     def replies(self) -> tuple[str, ...]:
         """The words with which a reply may begin."""
-        return tuple(self._replies)
+        return tuple(self._fields)
 
 
 def load(name: str) -> Script:

@@ -925,8 +925,11 @@ def test_a_script_runs_with_the_text_of_every_file_that_it_uses():
 
 
 def test_a_header_that_uses_what_is_not_there_is_refused():
+    script = Script("odd", '-- Uses nothing.\n--\n-- KEYS[1] a\n--\n-- Returns {"done"}\nreturn {"done"}')
     with pytest.raises(FileNotFoundError, match="nothing"):
-        Script("odd", '-- Uses nothing.\n--\n-- KEYS[1] a\n--\n-- Returns {"done"}\nreturn {"done"}')
+        _ = script.source
+    with pytest.raises(AttributeError, match="odd has no sauce"):
+        _ = script.sauce
 
 
 def test_what_a_reply_means_may_stand_behind_it():
