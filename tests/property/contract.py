@@ -282,10 +282,11 @@ class Contract:
                 self._free_execution(delivery)
         is_its = bool(execution and execution.owner == delivery.owner and not has_outcome)
         is_current = bool(trigger and execution and execution.generation == trigger.generation)
-        was_left = bool(trigger and is_current and trigger.left_by == delivery.owner)
+        # Unless another trigger has begun since.
+        was_left = bool(trigger and execution and is_current and trigger.left_by == delivery.owner and not execution.owner)
         if died and execution and not execution.outcome and (owned or was_left):
             execution.dead = delivery.owner
-        if trigger and died and not has_outcome and is_current and (is_its or trigger.left_by == delivery.owner):
+        if trigger and died and not has_outcome and is_current and (is_its or was_left):
             trigger.died += 1
             trigger.left_by = None
         if trigger and execution and is_its:
