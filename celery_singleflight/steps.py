@@ -63,6 +63,7 @@ class Work:
         "app",
         "binding",
         "had",
+        "is_undone",
         "is_used",
         "may_undo",
         "task_name",
@@ -92,14 +93,16 @@ class Work:
         self.is_used = False
         #: Whether there may be steps to undo if it fails.
         self.may_undo = False
+        #: Whether the undo of one of them was begun.
+        self.is_undone = False
         self._arguments = arguments
         self._digest: str | None = None
         self._retries = 0
 
     @property
     def goes_on(self) -> bool:
-        """Whether a later run of the execution is to go on behind what is done: nothing of it is undone when this one fails."""
-        return self.is_used and not self.may_undo
+        """Whether a later run is to go on behind what is done, when this one fails: nothing of it was undone."""
+        return self.is_used and not self.is_undone
 
     @property
     def store(self) -> Store:

@@ -41,7 +41,7 @@ def resume(holding: Holding) -> None:
         work.may_undo = bool(ending)
         work.is_used = ending is not None
         return
-    work.may_undo = True
+    work.may_undo = work.is_undone = True
     if ending.outcome is Outcome.REPLACED:
         raise Replaced(writer.lease.lock_key, ending.reason)
     raise decode_error(work.app, ending.value, work.execution_key, ending.reason)
@@ -74,6 +74,7 @@ def _ending(work: Work, outcome: Outcome, error: BaseException) -> Ending:
 def _undo_all(work: Work, task: Any, ending: Ending) -> None:
     told: dict[str, Any] = {}
     while (found := _next(work, ending, told)) is not None:
+        work.is_undone = True
         told = {"undone": found.name} | _undo(work, task, found) if found.undo else _left_alone(work, found)
 
 

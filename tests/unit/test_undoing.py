@@ -253,6 +253,33 @@ def test_an_execution_that_is_held_is_not_undone(place, attempts):
     assert log == ["do one", "tried", "undo two", "undo one"], "what was resolved as done is undone too"
 
 
+def test_under_an_execution_key_a_charge_stands_when_the_step_with_an_undo_was_never_done(place, attempts):
+    def ship():
+        if trouble:
+            raise trouble.pop("ship")
+        return do("ship")
+
+    def work(self):
+        self.step("charge", do, "charge")
+        self.step("ship", ship, compensate=undo)
+        return "shipped"
+
+    trouble["ship"] = OSError("no parcel")
+    task = place.task(work, bind=True, idempotent_on=lambda: "order:1")
+    assert isinstance(attempts(task).result, OSError)
+    assert attempts(task).get() == "shipped"
+    assert log == ["do charge", "do ship"], "nothing was undone"
+
+
+def test_under_an_execution_key_all_begins_anew_when_a_step_was_undone(place, attempts):
+    trouble["body"] = ValueError("too bad")
+    task = place.task(saga, bind=True, idempotent_on=lambda key="k": f"order:{key}")
+    assert isinstance(attempts(task).result, ValueError)
+    trouble.clear()
+    assert attempts(task).get() == "done"
+    assert log == ["do one", "do two", "body", "undo two", "undo one", "do one", "do two"]
+
+
 def test_a_trigger_with_other_arguments_fails_and_the_one_whose_steps_they_are_goes_on(place):
     def work(self, amount):
         self.step("one", do, f"one {amount}", compensate=undo)
