@@ -34,14 +34,16 @@ def resume(holding: Holding) -> None:
     if work is None:
         return
     writer = work.writer
+    work.is_used = work.may_undo = True  # until the store has said so: a time limit may fall in here
     ending, interruption = insist(writer.lease, lambda: work.store.find_ending(writer.record, writer.run_id))
-    if interruption:
-        raise interruption
+    work.is_undone = isinstance(ending, Ending)
     if not isinstance(ending, Ending):
         work.may_undo = bool(ending)
         work.is_used = ending is not None
+    if interruption:
+        raise interruption
+    if not isinstance(ending, Ending):
         return
-    work.may_undo = work.is_undone = True
     if ending.outcome is Outcome.REPLACED:
         raise Replaced(writer.lease.lock_key, ending.reason)
     raise decode_error(work.app, ending.value, work.execution_key, ending.reason)

@@ -476,6 +476,31 @@ def test_after_a_failure_what_was_done_under_an_execution_key_is_not_done_again(
     assert effects.done == [first.id]
 
 
+@pytest.mark.parametrize("answers", [[SoftTimeLimitExceeded()], [SoftTimeLimitExceeded(), StoreUnavailable("away")]])
+def test_a_time_limit_that_falls_in_before_the_steps_are_known_ends_none_of_them(place, run, effects, monkeypatch, answers):
+    def work(self, key):
+        self.step("charge", effects, key)
+        if not attempts:
+            attempts.append(key)
+            raise ValueError(key)
+        return "done"
+
+    def find_ending(*asked):
+        if answers:
+            raise answers.pop(0)
+        return real(*asked)
+
+    attempts = []
+    task = place.task(work, bind=True, idempotent_on="pay:{key}")
+    assert isinstance(run(task, "k").result, ValueError)
+    answers = list(answers)
+    real = type(place.store).find_ending
+    monkeypatch.setattr(type(place.store), "find_ending", find_ending)
+    assert isinstance(run(task, "k").result, SoftTimeLimitExceeded)
+    assert run(task, "k").get() == "done"
+    assert effects.done == ["k"]
+
+
 def test_a_direct_call_goes_on_behind_what_another_has_done(place, effects):
     def work(self, key):
         self.step("charge", effects, key)
