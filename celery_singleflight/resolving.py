@@ -116,6 +116,7 @@ def resolve_step(
 def forget_steps(app: Celery, task: str, *, task_id: str | None = None, execution_key: str | None = None) -> bool:
     """Forget what an execution has done, so that its next attempt begins anew. Returns whether there was anything.
 
+    Between two runs of an explicit execution key the next trigger may also have other arguments than those it was done with.
     `task`, `task_id` and `execution_key` are as in `resolve_step`. Raises `StoreUnavailable`.
     """
     return coordination(app).store.forget_steps(_of(app, task, task_id, execution_key, StepError)[1])

@@ -150,7 +150,7 @@ HEADERS = {
         ("run",),
         {"going": ("undoable",), "ending": ("outcome", "reason", *ENCODED), "nothing": ()},
     ),
-    "forget_steps": (("steps",), ("run",), {"forgotten": (), "other": ()}),
+    "forget_steps": (("execution", "steps"), ("run",), {"forgotten": (), "other": ()}),
     "resolve": (
         (*TRIGGER, "due"),
         ("owner", "task_id", "outcome", "reason", *ENCODED, "keep_ms", "failure"),

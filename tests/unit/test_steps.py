@@ -528,6 +528,37 @@ def test_after_a_failure_other_arguments_do_not_go_on_with_it(place, run, effect
     assert effects.done == [1]
 
 
+def test_other_arguments_begin_anew_once_what_a_failure_has_left_is_forgotten(place, run, effects):
+    def work(self, key, amount):
+        self.step("charge", effects, amount)
+        if amount < 2:
+            raise ValueError(key)
+        return amount
+
+    task = place.task(work, bind=True, idempotent_on="pay:{key}")
+    assert isinstance(run(task, "k", 1).result, ValueError)
+    assert forget_steps(place.app, task.name, execution_key="pay:k")
+    assert run(task, "k", 2).get() == 2
+    assert isinstance(run(task, "k", 1).result, PayloadMismatch), "a result answers for its own arguments only"
+    assert effects.done == [1, 2]
+
+
+def test_what_is_forgotten_during_a_run_leaves_its_execution_to_its_arguments(place, run, effects):
+    def work(self, key, amount, fails):
+        self.step("charge", effects, amount)
+        assert forget_steps(self.app, self.name, execution_key=self.execution.key)
+        if fails:
+            raise ValueError(key)
+        return amount
+
+    task = place.task(work, bind=True, idempotent_on="pay:{key}", payload_on=("amount",))
+    assert isinstance(run(task, "k", 1, True).result, ValueError)
+    assert isinstance(run(task, "k", 2, False).result, PayloadMismatch)
+    assert run(task, "k", 1, False).get() == 1
+    assert isinstance(run(task, "k", 2, False).result, PayloadMismatch)
+    assert effects.done == [1, 1]
+
+
 # Without a message.
 
 
