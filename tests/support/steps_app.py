@@ -122,9 +122,10 @@ def add_tasks(app):  # noqa: C901, one task after the other
         """The first attempt stands still past its lease, then tries to go on."""
         attempt = self.execution.attempt
         cursor = self.cursor("page")
-        ledger.write(key, "begin", attempt=attempt, page=cursor.get())
+        page = cursor.get()
         if attempt == 1:
             cursor.set("first")
+        ledger.write(key, "begin", attempt=attempt, page=page)  # from here on it may be stopped
         tries = {"page": lambda: cursor.set(f"page of {attempt}"), "step": lambda: self.step("late", effect, self, key, "late")}
         try:
             ledger.pass_gate(f"{gate}-{attempt}")
