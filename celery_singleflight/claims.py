@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from celery_singleflight.keys import LockKey  # noqa: TC001, a record is made with one
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = (
+    "DIRECT",
     "Acquired",
     "Claim",
     "Died",
@@ -35,6 +36,10 @@ __all__ = (
 )
 
 OnHeld = Literal["wait", "skip", "reject", "ask", "queue", "coalesce", "replace", "join"]
+
+
+#: Source of a run that was called directly: no message stands behind it.
+DIRECT: Final = "direct call"
 
 
 class Outcome(StrEnum):

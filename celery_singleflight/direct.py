@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.nodenames import gethostname
 
-from celery_singleflight.claims import Acquired, Claim, Doubt, Ended, Held, Outcome, Record, Terms
+from celery_singleflight.claims import DIRECT, Acquired, Claim, Doubt, Ended, Held, Outcome, Record, Terms
 from celery_singleflight.coordination import Coordination, coordination
 from celery_singleflight.discretion import kind
 from celery_singleflight.ending import finish, give_back
@@ -133,7 +133,7 @@ def call_directly(
         terms=Terms(
             payload=binding.payload(args, kwargs) if explicit else "",
             holds=options.uncertain_policy == "hold",
-            source="direct call",
+            source=DIRECT,
         ),
     )
     patience = options.wait_timeout

@@ -161,7 +161,8 @@ class Trigger:
     lock_name: str
     lock_key: str | None
     execution_key: str | None
-    #: "running", "expired", "uncertain", "waits for word", "in line", "following", "in custody", "with the broker" or "ended".
+    #: "running", "expired", "uncertain", "waits for word", "in line", "following", "in custody", "with the broker", "left" or
+    #: "ended".
     state: str
     #: How many are before it in line; None when it is not there.
     place: int | None
@@ -247,6 +248,7 @@ _WHY: Final = {
     "in line": "it waits in line for {0.lock_key}, behind {0.place}; the store has its message",
     "following": "it waits for the outcome of another trigger's run on {0.lock_key}; the store has its message",
     "with the broker": "it is with the broker: it waits its turn, or for its next attempt; the store has no message of it",
+    "left": "nothing is under way: a direct call has failed, and the next trigger with its execution key goes on from there",
 }
 
 

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from celery_singleflight.asking import signs_of
-from celery_singleflight.claims import Record
+from celery_singleflight.claims import DIRECT, Record
 from celery_singleflight.connection import ClientConnections
 from celery_singleflight.coordination import coordination
 from celery_singleflight.doubting import Doubting
@@ -223,6 +223,7 @@ class Inspection(Doubting):
                 ending, reason=its.reason, blocker_task_id=None
             )  # it was answered from what somebody knew of its run
         ending = ending or its
+        origin = Origin.of_record(run)
         if ending:
             state = "ended"
         elif run["owner"] and int(run["until_ms"] or 0) > now:
@@ -236,7 +237,7 @@ class Inspection(Doubting):
         elif own["parked"] and message_bytes:
             state = "following" if place is None else "in line"
         else:
-            state = "in custody" if message_bytes else "with the broker"
+            state = "in custody" if message_bytes else _place_without_message(origin)
         due = self.client.zscore(names["due"], record.member)
         return Trigger(
             task_id=record.task_id,
@@ -254,7 +255,7 @@ class Inspection(Doubting):
             kept_for=max(own["left_ms"], 0) / 1000,
             ending=ending,
             uncertain=uncertain,
-            origin=Origin.of_record(run),
+            origin=origin,
             is_payload_compared=bool(run["payload"]),
             forced=forced_replays(own["forced"], now),
         )
@@ -281,3 +282,7 @@ class Inspection(Doubting):
         except Exception:  # noqa: BLE001, any backend, and it may be away
             return None
         return waits_for if isinstance(waits_for, str) else None
+
+
+def _place_without_message(origin: Origin | None) -> str:
+    return "left" if origin and origin.source == DIRECT else "with the broker"

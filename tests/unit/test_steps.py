@@ -23,6 +23,7 @@ from celery_singleflight import (
     resolve_step,
 )
 from celery_singleflight.coordination import coordination
+from celery_singleflight.inspection import inspecting
 
 
 class Effects:
@@ -513,6 +514,10 @@ def test_a_direct_call_goes_on_behind_what_another_has_done(place, effects):
     task = place.task(work, bind=True, idempotent_on="pay:{key}")
     with pytest.raises(ValueError, match="k"):
         task("k")
+    with inspecting(place.app) as inspection:
+        found = inspection.explain("pay:k", is_execution_key=True, limit=1)
+    assert found.triggers[0].state == "left"
+    assert "the next trigger with its execution key goes on from there" in found.why
     assert task("k") == "done"
     assert effects.done == ["k"]
 
