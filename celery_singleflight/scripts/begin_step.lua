@@ -38,8 +38,7 @@ end
 local is_begun = step and step.state == 'begun'
 if step and step.state ~= 'failed' and step.digest ~= digest and step.digest ~= '' and digest ~= '' then
   if execution ~= trigger then
-    -- The trigger whose steps they are may still come.
-    redis.call('HSET', steps, 'held', 'payload')
+    hold_payload(step.digest)
   end
   return {'changed'}
 end

@@ -33,7 +33,6 @@ end
 local moved_with, content_type, content_encoding, body = string.match(line, '^([^\n]*)\n([^\n]*)\n([^\n]*)\n(.*)$')
 local is_changed = moved_with ~= digest and moved_with ~= '' and digest ~= ''
 if is_changed and accepts ~= '1' and execution ~= trigger then
-  -- The trigger that has moved it may still come.
-  redis.call('HSET', steps, 'held', 'payload')
+  hold_payload(moved_with)
 end
 return {is_changed and 'changed' or 'at', content_type, content_encoding, body}

@@ -533,6 +533,31 @@ def test_after_a_failure_other_arguments_do_not_go_on_with_it(place, run, effect
     assert effects.done == [1]
 
 
+@pytest.mark.parametrize("kind", ["step", "step with an undo", "cursor"])
+def test_after_a_retry_that_failed_of_its_other_arguments_those_that_something_was_done_with_go_on(place, effects, kind):
+    def work(self, key, amount):
+        if kind == "cursor":
+            cursor = self.cursor("page")
+            if cursor.get() is None:
+                effects(amount)
+                cursor.set(amount)
+        else:
+            self.step("charge", effects, amount, compensate=nothing if kind == "step with an undo" else None)
+        if not attempts:
+            attempts.append(amount)
+            raise self.retry(args=(key, amount + 1), countdown=0)
+        return "done"
+
+    attempts = []
+    task = place.task(work, bind=True, idempotent_on="pay:{key}")
+    results = []
+    for amount in (1, 2, 1):
+        results.append(task.delay("k", amount))
+        place.deliver_all()
+    assert [type(result.result) for result in results] == [PayloadChanged, PayloadMismatch, str]
+    assert effects.done == [1]
+
+
 def test_other_arguments_begin_anew_once_what_a_failure_has_left_is_forgotten(place, run, effects):
     def work(self, key, amount):
         self.step("charge", effects, amount)

@@ -1,5 +1,5 @@
 -- What an execution has done so far. Needs `time` and the key steps; `open_steps` also the key execution and the values run and
--- keep_ms of the run that asks.
+-- keep_ms of the run that asks, `hold_payload` that key.
 --
 -- The hash `steps` holds
 --   run           id of the run that it belongs to; what an earlier execution under the same key has left does not count
@@ -26,6 +26,12 @@ local function open_steps()
   keep(steps, tonumber(keep_ms))
   keep(execution, tonumber(keep_ms))
   return held
+end
+
+-- Other arguments have come than those that something was done with: whoever has these may still come, and is the one who is let in.
+local function hold_payload(done_with)
+  redis.call('HSET', steps, 'held', 'payload')
+  redis.call('HSET', execution, 'payload', done_with)
 end
 
 -- Return a step by its name: its state ("begun", "done", "failed", "undoing", "undone", "undo failed", "undo uncertain"), the
