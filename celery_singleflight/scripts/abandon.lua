@@ -73,7 +73,7 @@ if holder == owner and not outcome then
     redis.call('ZREM', due, member)
   else
     redis.call('HDEL', execution, 'owner', 'until_ms', 'since_ms', 'fence')
-    if died ~= '1' then
+    if died ~= '1' and newest_generation then  -- else the trigger is forgotten, and stays so
       redis.call('HSET', trigger, 'left_by', owner)
     end
     if again_ms == '' then

@@ -353,3 +353,12 @@ def test_a_retry_begins_a_new_count(desk, execution_key):
     desk.abandon(again, generation=1)
 
     assert "died" not in desk.trigger(claim)
+
+
+def test_a_trigger_that_is_forgotten_stays_so(desk):
+    claim = desk.claim(execution_key="invoice:1")
+    desk.acquire(claim)
+    trigger = desk.store.names(claim.record)["trigger"]
+    desk.client.delete(trigger)
+    desk.abandon(claim)
+    assert not desk.client.exists(trigger)
