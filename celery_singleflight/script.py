@@ -82,7 +82,7 @@ class Script:
     def __getattr__(self, name: str) -> Any:
         """Make `source`, what runs, and `sha`, the name by which a server knows it, when the script is first used."""
         if name not in ("source", "sha"):
-            raise AttributeError(f"script {self.name} has no {name}", name=name, obj=self)
+            raise AttributeError(f"a script has no {name}", name=name)  # also of one that is being copied, and has no name yet
         self.source = _locals(self.keys, self.values, many=self.many) + _USES.sub(_shared, self._text)
         self.sha = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
         return getattr(self, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from copy import copy
 from importlib.resources import files
 
 import pytest
@@ -928,8 +929,13 @@ def test_a_header_that_uses_what_is_not_there_is_refused():
     script = Script("odd", '-- Uses nothing.\n--\n-- KEYS[1] a\n--\n-- Returns {"done"}\nreturn {"done"}')
     with pytest.raises(FileNotFoundError, match="nothing"):
         _ = script.source
-    with pytest.raises(AttributeError, match="odd has no sauce"):
+    with pytest.raises(AttributeError, match="a script has no sauce"):
         _ = script.sauce
+
+
+def test_a_script_can_be_copied_before_it_is_used():
+    script = Script("odd", '-- KEYS[1] a\n--\n-- Returns {"done"}\nreturn {"done"}')
+    assert copy(script).sha == script.sha
 
 
 def test_what_a_reply_means_may_stand_behind_it():
