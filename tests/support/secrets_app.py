@@ -84,12 +84,12 @@ def add_failures(app, task):
     @task(name="protected_app.die", max_deliveries=2)
     def die(self, secret):
         os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)
+        time.sleep(60)  # a signal may take a moment
 
     @task(name="protected_app.unsure", uncertain_policy="hold", reconciler=find_nothing)
     def unsure(self, secret):
         os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)
+        time.sleep(60)  # a signal may take a moment
 
 
 def add_sizes(app, task):

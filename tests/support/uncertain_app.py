@@ -50,7 +50,7 @@ def add_tasks(app):
             die()
         if is_first and then == "stand":
             while True:
-                time.sleep(0.05)
+                time.sleep(0.05)  # until it is killed or cut off
         return f"charged by attempt {self.execution.attempt}"
 
     def ask_bank(execution: UncertainExecution) -> Resolution | None:
