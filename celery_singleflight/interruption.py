@@ -41,6 +41,10 @@ def take_signal() -> None:
         _handled_in = os.getpid()
 
 
+class _TakenBackError(BaseException):
+    """Raised in place of what is not to be raised any more."""
+
+
 class Stretch:
     """Work that this thread begins and ends, and that another thread may interrupt in between; once."""
 
@@ -85,7 +89,7 @@ class Stretch:
             thread, self._thread = self._thread, 0
             if self._is_interrupted:
                 _wanted[:] = [(stretch, error) for stretch, error in _wanted if stretch is not self]
-                _raise_in(thread, None)
+                _raise_no_more(thread)
 
 
 def _has_handler() -> bool:
@@ -103,6 +107,24 @@ def _raise_wanted(*_: object) -> None:
 def _raise_in(thread: int, error: type[BaseException] | None) -> int:
     exception: Any = ctypes.py_object() if error is None else ctypes.py_object(error)
     return int(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception))
+
+
+def _raise_no_more(thread: int) -> None:
+    """Take back what was to be raised in this thread, if it has not been.
+
+    Another exception takes its place, to be caught here. CPython takes one back without (NULL), but up to 3.12 what tells all
+    threads of the process that there is one stays set then: each of their function calls takes longer for ever, and in 3.11 a
+    traced one does not return.
+    """
+    if thread != threading.get_ident():
+        _raise_in(thread, None)
+        return
+    try:
+        _raise_in(thread, _TakenBackError)
+        while True:
+            pass
+    except _TakenBackError:
+        pass
 
 
 def _class_of(error: BaseException) -> type[BaseException]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from cluster import Keyspace
 from contract import Contract, Delivery, Execution, held_place
-from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis import HealthCheck, Phase, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule, run_state_machine_as_test
 from record_states import Watch
 
@@ -482,6 +482,7 @@ def test_the_store_keeps_its_contract_in_any_order_of_events(store_and_keyspace,
     run_state_machine_as_test(
         machine,
         settings=settings(
+            phases=[Phase.generate, Phase.shrink],  # no line of Python explains a failure of the scripts
             max_examples=EXAMPLES,
             stateful_step_count=STEPS,
             derandomize=True,
