@@ -341,19 +341,19 @@ def test_one_daemon_thread_is_started_by_the_first_lease(beating):
 
 
 def test_the_thread_renews_and_settles(beating, books):
-    lease, record = make_lease(time, ttl=0.6)
+    lease, record = make_lease(time, ttl=1.8)
     beating.keep(lease, record)
     beating.settle(record, "owner", "failed")
-    wait_until(lambda: len(books.renewals) >= 3 and books.settled, 5, "three renewals")
+    wait_until(lambda: len(books.renewals) >= 3 and books.settled, 15, "three renewals")
     assert not lease.is_lost
     assert books.settled == [[(record, "owner", True, "failed")]]
 
 
 def test_a_short_lease_after_a_long_one_is_renewed_in_time(beating, books):
     beating.keep(*make_lease(time, "long"))
-    short, record = make_lease(time, "short", ttl=0.5)
+    short, record = make_lease(time, "short", ttl=1.8)
     beating.keep(short, record)
-    wait_until(lambda: books.renewals or short.is_lost, 5, "a renewal")
+    wait_until(lambda: books.renewals or short.is_lost, 15, "a renewal")
     assert not short.is_lost
 
 
@@ -363,14 +363,14 @@ def test_a_thread_that_has_died_is_replaced_by_the_next_lease(beating, books):
         raise SystemExit
 
     books.meanwhile = die
-    beating.keep(*make_lease(time, "first", ttl=0.6))
+    beating.keep(*make_lease(time, "first", ttl=1.8))
     dead = beating._thread
-    wait_until(lambda: not dead.is_alive(), 5, "the thread dies")
+    wait_until(lambda: not dead.is_alive(), 15, "the thread dies")
 
     books.meanwhile = lambda: None
-    beating.keep(*make_lease(time, "second", ttl=0.6))
+    beating.keep(*make_lease(time, "second", ttl=1.8))
     assert beating._thread is not dead
-    wait_until(lambda: any("second[]" in dict(look) for look in books.renewals), 5, "a renewal")
+    wait_until(lambda: any("second[]" in dict(look) for look in books.renewals), 15, "a renewal")
 
 
 def test_a_look_that_fails_is_followed_by_the_next(beating, books, caplog):
@@ -379,9 +379,9 @@ def test_a_look_that_fails_is_followed_by_the_next(beating, books, caplog):
         raise RuntimeError("unexpected")
 
     books.meanwhile = fail_once
-    lease, record = make_lease(time, ttl=0.9)
+    lease, record = make_lease(time, ttl=2.4)
     beating.keep(lease, record)
-    wait_until(lambda: books.renewals, 5, "a renewal after the failure")
+    wait_until(lambda: books.renewals, 15, "a renewal after the failure")
     assert "a look of the heartbeat failed; the next one follows" in caplog.messages
 
 
@@ -389,10 +389,10 @@ def test_a_thread_with_nothing_to_do_sleeps_until_there_is_something(beating, bo
     lease, record = make_lease(time, ttl=0.3)
     beating.keep(lease, record)
     beating.drop(lease.owner, record)
-    wait_until(lambda: beating._asleep, 5, "the thread sleeps")
+    wait_until(lambda: beating._asleep, 15, "the thread sleeps")
     thread = beating._thread
-    beating.keep(*make_lease(time, "second", ttl=0.6))
-    wait_until(lambda: books.renewals, 5, "a renewal")
+    beating.keep(*make_lease(time, "second", ttl=1.8))
+    wait_until(lambda: books.renewals, 15, "a renewal")
     assert beating._thread is thread
 
 
@@ -561,20 +561,20 @@ def in_child(do):
 
 def test_a_child_has_a_thread_and_leases_of_its_own(store):
     heart = Heartbeat(store)
-    lease, record = acquire(store, "of the parent", ttl=0.9)
+    lease, record = acquire(store, "of the parent", ttl=2.4)
     heart.keep(lease, record)
     thread = heart._thread
 
     def child():
-        mine, my_record = acquire(store, "of the child", ttl=0.9)
+        mine, my_record = acquire(store, "of the child", ttl=2.4)
         heart.keep(mine, my_record)
         first_deadline = mine.expires_at
-        wait_until(lambda: mine.expires_at > first_deadline, 5, "a renewal in the child")
+        wait_until(lambda: mine.expires_at > first_deadline, 15, "a renewal in the child")
         return [heart._thread is not thread, heart._thread.is_alive(), [kept.lock_key for kept in heart._kept.values()]]
 
     assert in_child(child) == [True, True, ["of the child[]"]]
     deadline = lease.expires_at
-    wait_until(lambda: lease.expires_at > deadline or lease.is_lost, 5, "a renewal in the parent")
+    wait_until(lambda: lease.expires_at > deadline or lease.is_lost, 15, "a renewal in the parent")
     assert not lease.is_lost
     assert heart._thread is thread
     heart.drop(lease.owner, record)
