@@ -10,6 +10,7 @@ import os
 import random
 import re
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from redis.exceptions import (
@@ -29,7 +30,7 @@ from redis.exceptions import (
 from redis.sentinel import MasterNotFoundError
 
 from celery_singleflight.errors import ConfigurationError, ScriptError, StoreUnavailable
-from celery_singleflight.wire import ReplyError, command, exchange, pack
+from celery_singleflight.wire import ReplyError, command, exchange, pack, wait_for_reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,6 +58,8 @@ _TRANSIENT: Final = (
     RedisTimeoutError,
     TryAgainError,
 )
+#: Seconds between two questions whether to go on waiting.
+_LOOK: Final = 0.02
 #: By its first word, also where Redis 6.2 wraps it into an error of the script.
 _TRANSIENT_REPLIES: Final = re.compile(
     r"(^|: -)(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOAUTH|NOREPLICAS|OOM|READONLY|TRYAGAIN|UNBLOCKED)\b"
@@ -81,10 +84,13 @@ class Connections(Protocol):
         Returns the raw replies in order, and for a call that failed by itself its `ScriptError`. Raises `StoreUnavailable`.
         """
 
-    def wait_for(self, name: str, seconds: float) -> bool:
-        """Take an element of a list, waiting for it for so many seconds, at most one. Returns whether there was one.
+    def run_after(
+        self, name: str, seconds: float, goes_on: Callable[[], bool], script: Script, keys: int, values: Sequence[Value]
+    ) -> Any:
+        """Take an element of a list, waiting for it for so many seconds, at most one; then run a script, in any case.
 
-        Raises `StoreUnavailable`.
+        Returns the raw reply; None when `goes_on`, which is asked every 20 ms, was false: then nobody knows whether the script
+        has run. Raises `StoreUnavailable` at the first failure, after which nobody knows either, and `ScriptError` as `run`.
         """
 
     def close(self) -> None:
@@ -115,14 +121,19 @@ class DirectConnections:
                 replies[n] = _or_error(self.run, script, keys, calls[n]) if _is_unknown(reply) else _failed(script, reply)
         return replies
 
-    def wait_for(self, name: str, seconds: float) -> bool:  # noqa: D102
+    def run_after(  # noqa: D102
+        self, name: str, seconds: float, goes_on: Callable[[], bool], script: Script, keys: int, values: Sequence[Value]
+    ) -> Any:
+        # The server goes on with what a client has sent when it has the element: there is no way there and back in between.
+        packed = command("BLPOP", name, f"{seconds:.3f}") + pack("EVALSHA", script.sha, keys, values)
         try:
-            answer = self._exchange(command("BLPOP", name, f"{seconds:.3f}"), 1)[0]
+            answers = self._exchange(packed, 2, partial(wait_for_reply, goes_on=goes_on, look=_LOOK, seconds=seconds))
         except (*_TRANSIENT, RedisError, ReplyError) as error:
             raise StoreUnavailable(f"the store does not let wait for {name}: {error}") from error
-        if isinstance(answer, ReplyError):
-            raise StoreUnavailable(f"the store does not let wait for {name}: {answer}")
-        return answer is not None
+        if not answers:
+            return None
+        reply = answers[1]
+        return self.run(script, keys, values) if isinstance(reply, ReplyError) else reply
 
     def close(self) -> None:  # noqa: D102
         idle, self._idle = self._idle, []
@@ -139,11 +150,21 @@ class DirectConnections:
                 raise reply
         return reply
 
-    def _exchange(self, packed: bytes, replies: int) -> list[Any]:
-        """Send calls and return their replies. Raises `ReplyError` when the server cannot work now."""
+    def _exchange(self, packed: bytes, replies: int, wait: Callable[[Any], bool] | None = None) -> list[Any]:
+        """Send calls and return their replies; none when `wait`, called with the socket then, did not wait for them.
+
+        Raises `ReplyError` when the server cannot work now.
+        """
         connection = self._take()
         try:
-            answers = exchange(connection._sock, packed, replies)  # noqa: SLF001, as redis-py's own parsers do
+            line = connection._sock  # noqa: SLF001, as redis-py's own parsers do
+            if wait is not None:
+                line.sendall(packed)
+                packed = b""
+                if not wait(line):
+                    connection.disconnect()
+                    return []
+            answers = exchange(line, packed, replies)
             _refuse_transient(answers)
         except BaseException as error:
             # Whatever interrupted the exchange, an unread reply must never answer the next call.
@@ -181,11 +202,17 @@ class ClientConnections:
     def run_many(self, script: Script, keys: int, calls: Sequence[Sequence[Value]]) -> list[Any]:  # noqa: D102
         return [_or_error(self.run, script, keys, values) for values in calls]
 
-    def wait_for(self, name: str, seconds: float) -> bool:  # noqa: D102
+    def run_after(  # noqa: D102
+        self, name: str, seconds: float, goes_on: Callable[[], bool], script: Script, keys: int, values: Sequence[Value]
+    ) -> Any:
+        until = time.monotonic() + seconds
         try:
-            return self._opened().blpop([name], seconds) is not None
+            while (left := until - time.monotonic()) > 0 and self._opened().blpop([name], min(left, _LOOK)) is None:
+                if not goes_on():
+                    return None
         except (*_TRANSIENT, RedisError) as error:
             raise StoreUnavailable(f"the store does not let wait for {name}: {error}") from error
+        return self.run(script, keys, values)
 
     def close(self) -> None:  # noqa: D102
         if self._client is not None:

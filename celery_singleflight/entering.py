@@ -11,9 +11,11 @@ from celery_singleflight.custody import GRACE
 from celery_singleflight.errors import StoreUnavailable
 from celery_singleflight.handoff import hand_on
 from celery_singleflight.merging import merge
-from celery_singleflight.slots import free_slots
+from celery_singleflight.slots import engage, free_slots
 
 if TYPE_CHECKING:
+    from celery_singleflight.answers import Entered
+    from celery_singleflight.claims import Claim
     from celery_singleflight.store import Store
     from celery_singleflight.trigger import Trigger
 
@@ -25,11 +27,10 @@ logger = logging.getLogger(__name__)
 _FOR_PREDECESSOR: Final = (0.01, 0.02, 0.05, 0.1, 0.1)
 #: Seconds for which a slot waits for a hand-off at most; the store makes it less where runs are short.
 _LONGEST_LINGER: Final = 0.4
+#: Seconds until a slot waits again whose trigger has taken the baton of the one before it, which may have it meanwhile.
+_FOR_ANOTHER: Final = (0.002, 0.004, 0.008, 0.016, 0.032)
 #: Which part of a time limit at most: the limit runs while the slot waits, and is meant for the body.
 _PART_OF_LIMIT: Final = 0.1
-#: Seconds between two looks whether the slot is needed.
-_LOOK: Final = 0.02
-
 
 Answer = Acquired | Held | Ended | Surplus | Parked | Doubt
 
@@ -41,14 +42,17 @@ def enter(trigger: Trigger) -> tuple[Answer, float]:
     """
     store = trigger.binding.coordination.store
     longest = min(_LONGEST_LINGER, trigger.first_limit * _PART_OF_LIMIT)
-    if trigger.may_linger and trigger.called_ahead and free_slots() > 0:
-        _linger(store, trigger, time.monotonic() + min(trigger.called_ahead, longest))
-    pauses = iter(_FOR_PREDECESSOR)
     give_up_at = time.monotonic() + longest
+    linger = min(trigger.called_ahead, longest)
+    pauses, turns = iter(_FOR_PREDECESSOR), iter(_FOR_ANOTHER)
     while True:
-        requested_at = time.monotonic()
-        linger = give_up_at - requested_at if trigger.may_linger and free_slots() > 0 else 0.0
-        entered = store.enter(trigger.waiting(linger=max(linger, 0.0)))
+        requested_at, entered = time.monotonic(), None
+        if linger and trigger.may_linger and free_slots() > 0:
+            entered = _linger(store, trigger, requested_at + linger, give_up_at)
+        linger, was_told = 0.0, entered is not None
+        if entered is None:
+            requested_at = time.monotonic()
+            entered = store.enter(_waiting(trigger, give_up_at - requested_at))
         if isinstance(entered, Held):
             pause = next(pauses, None) if entered.what == "predecessor" else None
             if pause is None:
@@ -56,7 +60,9 @@ def enter(trigger: Trigger) -> tuple[Answer, float]:
             time.sleep(pause)
         elif isinstance(entered, Linger):
             hand_on(trigger.binding.app, entered.calls)
-            _linger(store, trigger, requested_at + entered.seconds)
+            linger = entered.seconds
+            if was_told:
+                time.sleep(next(turns, linger))
         elif isinstance(entered, Died):
             # The pool gives a delivery to another process when it does not know yet that the one that died had begun it.
             claim = trigger.claim
@@ -74,15 +80,23 @@ def enter(trigger: Trigger) -> tuple[Answer, float]:
             return entered, requested_at
 
 
-def _linger(store: Store, trigger: Trigger, until: float) -> None:
-    """Wait in the slot until a place may be free, somebody else needs the slot, or it has lasted long enough."""
-    while (left := until - time.monotonic()) > 0:
-        try:
-            if store.await_baton(trigger.claim.record, min(left, _LOOK)):
-                return
-        except StoreUnavailable as error:
-            logger.info("%s lingers no more: %s", trigger.lock_key, error)
-            break
-        if free_slots() < 1:
-            break
-    trigger.may_linger = False
+def _waiting(trigger: Trigger, linger: float) -> Claim:
+    """Return its claim, by which its slot may wait for so many seconds; not when that is none, or somebody needs the slot."""
+    return trigger.waiting(linger=linger if linger > 0 and trigger.may_linger and free_slots() > 0 else 0.0)
+
+
+def _linger(store: Store, trigger: Trigger, until: float, give_up_at: float) -> Entered | None:
+    """Wait in the slot until a place may be free, or it has lasted long enough, and ask for the lease at once.
+
+    Returns the answer; None when it has not asked, because somebody else needs the slot, or the store was away.
+    """
+    entered, left = None, max(until - time.monotonic(), 0.001)
+    engaged_before = engage(1)
+    try:
+        entered = store.enter_after_baton(_waiting(trigger, give_up_at - until), left, lambda: free_slots() > 0)
+    except StoreUnavailable as error:
+        logger.info("%s lingers no more: %s", trigger.lock_key, error)
+    finally:
+        engage(engaged_before)
+    trigger.may_linger = entered is not None and time.monotonic() < until
+    return entered

@@ -19,10 +19,13 @@ __all__ = ("hand_on",)
 logger = logging.getLogger(__name__)
 
 
-def hand_on(app: Celery, calls: Iterable[Handout]) -> None:
-    """Publish messages that the store has told to publish. Raises nothing: what is not published now, a sweeper publishes."""
+def hand_on(app: Celery, calls: Iterable[Handout], *, at_end: bool = False) -> None:
+    """Publish messages that the store has told to publish, as `publish_again` does.
+
+    Raises nothing: what is not published now, a sweeper publishes.
+    """
     for call in calls:
         try:
-            publish_again(app, call)
+            publish_again(app, call, at_end=at_end)
         except Exception:
             logger.exception("the message of a waiting trigger could not be published; a sweeper tries again")

@@ -40,7 +40,8 @@ PREVIOUS: Final = "singleflight_previous"
 #: How often the trigger has been requeued, and the store time in ms at which it first met contention.
 WAITS: Final = "singleflight_waits"
 FIRST_SEEN: Final = "singleflight_first_seen"
-#: For how many seconds a trigger that was called ahead of its turn may wait in its slot.
+#: Of a message that the store has handed out: for how many seconds the trigger may wait in its slot because it was called ahead
+#: of its turn, else 0.
 LINGER: Final = "singleflight_linger"
 #: Its place in the line of those who wait with the broker, as the store has written it.
 PLACE: Final = "singleflight_place"

@@ -11,7 +11,7 @@ from kombu.serialization import dumps, loads, registry
 from kombu.utils import json as kombu_json
 
 from celery_singleflight import headers as header
-from celery_singleflight.courier import careful_producer
+from celery_singleflight.courier import careful_producer, swift_producer
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -104,8 +104,10 @@ def replace_arguments(request: Any, kwargs: dict[str, Any], marks: dict[str, Any
     request.args, request.kwargs = [], kwargs
 
 
-def publish_again(app: Celery, handout: Handout) -> str:
+def publish_again(app: Celery, handout: Handout, *, at_end: bool = False) -> str:
     """Publish a message that the store has handed out, to where it was sent first, as a new copy. Returns its task id.
+
+    It has waited its turn, and goes before what the broker and the worker have, where they let it; but not `at_end`.
 
     Raises what the broker's client raises; `ValueError` when the message cannot be read.
     """
@@ -117,16 +119,16 @@ def publish_again(app: Celery, handout: Handout) -> str:
     headers = {**kept, "eta": None, header.COPY: uuid4().hex, header.PREVIOUS: handout.copy}
     if handout.first_ms:
         headers |= {header.FIRST_SEEN: handout.first_ms, header.WAITS: 1}
-        if handout.linger:
-            headers[header.LINGER] = handout.linger
     else:
         headers["expires"] = None  # what has entered cannot expire any more
+    if not at_end:
+        headers[header.LINGER] = handout.linger
     # Without a priority kombu gives it one.
     sent = {name: value for name, value in head.items() if value is not None or name == "priority"}
     compression = headers.pop("compression", None)
     if compression:
         sent["compression"] = compression
-    with careful_producer(app) as producer:
+    with (careful_producer if at_end else swift_producer)(app) as producer:
         producer.publish(body, headers=headers, declare=queues_behind(app, head["exchange"]), retry=False, **sent)
     return str(headers.get("id", ""))
 

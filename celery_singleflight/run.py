@@ -21,6 +21,7 @@ from celery_singleflight.lease import Execution, Holding, Lease
 from celery_singleflight.outcome import answer, end_revoked, ended
 from celery_singleflight.reconciling import Undecided, find_out
 from celery_singleflight.results import encode, encode_error
+from celery_singleflight.slots import engage
 from celery_singleflight.steps import Work
 from celery_singleflight.trigger import Trigger
 from celery_singleflight.undoing import forget, resume, undo_steps
@@ -59,10 +60,13 @@ def run_trigger(
         entered, requested_at = asked
         if not isinstance(entered, Acquired):
             return _run_not(trigger, entered)
+        engaged_before = engage(1)
         try:
             return _run_body(trigger, entered, requested_at, body)
         except Undecided:
             continue  # it waits as the others do
+        finally:
+            engage(engaged_before)
 
 
 def _run_not(trigger: Trigger, entered: Ended | Surplus | Doubt | Parked | Held) -> Any:

@@ -1,42 +1,65 @@
-"""How many slots of this worker are free, as its main process counts them and its pool processes read them."""
+"""How many slots of this worker are free, as its main process counts them and its pool processes read them.
+
+A slot with a trigger that is about to wait is as good as free: it is done with it in a moment. So what counts is which slots
+have a body, or a trigger that lingers; the pool's processes say so, and the main one knows who is with the pool.
+"""
 
 from __future__ import annotations
 
 import mmap
+import os
 import struct
+from collections import deque
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
+
+from billiard.process import current_process
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ("count_slots", "free_slots", "recount_slots", "share_slots")
+__all__ = ("count_slots", "engage", "free_slots", "let_pass", "recount_slots", "share_slots")
 
-_COUNT: Final = struct.Struct("i")
+#: How many slots are free, and how many have a protected trigger; behind it a byte for each, 1 while it is engaged.
+_COUNT: Final = struct.Struct("ii")
+_MOST: Final = 1024
 
 
 class _Slots:
-    """A number in memory that the pool's processes inherit. Where they do not, as under spawn, they read 0."""
+    """Numbers in memory that the pool's processes inherit. Where they do not, as under spawn, no slot is free."""
 
     def __init__(self) -> None:
         self.worker: Any = None
+        #: The requests that are in a slot, and those that the worker has and that have not ended.
         self.active: Collection[Any] = ()
+        self.reserved: Collection[Any] = ()
+        #: Of protected tasks those that have been given to the pool.
+        self.given: WeakSet[Any] = WeakSet()
         self.shared: mmap.mmap | None = None
+        #: Where this process says that its slot is engaged, and which process that is.
+        self.place = 0
+        self.pid = 0
 
 
 _slots: Final = _Slots()
 
 
-def share_slots(worker: Any, active: Collection[Any]) -> None:
-    """Begin to count the slots of a worker that starts, before its pool does; `active` has the requests that are in one."""
-    _slots.worker, _slots.active = worker, active
-    _slots.shared = mmap.mmap(-1, _COUNT.size)
+def share_slots(worker: Any, active: Collection[Any], reserved: Collection[Any] = ()) -> None:
+    """Begin to count the slots of a worker that starts, before its pool does.
+
+    `active` has the requests that are in one, `reserved` all that the worker has and that have not ended.
+    """
+    _slots.worker, _slots.active, _slots.reserved = worker, active, reserved
+    _slots.shared = mmap.mmap(-1, _COUNT.size + _MOST)
 
 
-def count_slots() -> None:
-    """Note how many slots are free, when a trigger goes to the pool."""
+def count_slots(request: Any) -> None:
+    """Note how many slots are free, when a protected trigger goes to the pool."""
+    _slots.given.add(request)
     worker, shared = _slots.worker, _slots.shared
     if worker is not None and shared is not None and not recount_slots():
-        _COUNT.pack_into(shared, 0, max(worker.concurrency - len(_slots.active) - 1, 0))
+        _COUNT.pack_into(shared, 0, max(worker.concurrency - len(_slots.active) - 1, 0), 0)
 
 
 def recount_slots() -> bool:
@@ -44,14 +67,62 @@ def recount_slots() -> bool:
     semaphore, shared = getattr(_slots.worker, "semaphore", None), _slots.shared
     if semaphore is None or shared is None:
         return False
-    _COUNT.pack_into(shared, 0, max(semaphore.value, 0))
+    free = max(semaphore.value, 0)
+    ours = 0 if free else sum(request in _slots.reserved for request in _slots.given)
+    _COUNT.pack_into(shared, 0, free, ours)
     return True
 
 
+def let_pass(worker: Any) -> None:
+    """Have the worker give a trigger whose turn has come to its pool before those that have come to the worker earlier."""
+    semaphore = getattr(worker, "semaphore", None)
+    line = getattr(semaphore, "_waiting", None)
+    if semaphore is None or not isinstance(line, deque):
+        return  # it has no pool of processes
+
+    def acquire(give: Any, request: Any) -> bool:
+        has_slot: bool = semaphore.acquire(give, request)
+        if not has_slot and getattr(request, "is_handed_out", False):
+            its = line.pop()
+            before = takewhile(lambda waiting: getattr(waiting[1][0], "is_handed_out", False), line)
+            line.insert(sum(1 for _ in before), its)
+        return has_slot
+
+    worker._quick_acquire = acquire  # noqa: SLF001, it looks there each time
+
+
 def free_slots() -> int:
-    """Return how many slots are free, as far as the main process has noted; 0 when that is not known."""
+    """Return how many other slots are free, or about to be, as far as the main process has noted; 0 when that is not known."""
     pool = getattr(_slots.worker, "pool", None)
     if pool is not None and not pool.uses_semaphore:
         # Its slots are in this process: threads, or the one of solo. Nobody takes the semaphore for them.
         return max(int(pool.num_processes) - len(_slots.active), 0)
-    return int(_COUNT.unpack_from(_slots.shared, 0)[0]) if _slots.shared is not None else 0
+    shared, place = _slots.shared, _place()
+    if shared is None:
+        return 0
+    free: int
+    free, ours = _COUNT.unpack_from(shared, 0)
+    if free or not place:
+        return free
+    about_to_wait: int = ours - shared[_COUNT.size :].count(1) - (1 - shared[place])
+    return max(about_to_wait, 0)
+
+
+def engage(now: int) -> int:
+    """Say whether the slot of this process is neither free nor about to be from now on, 1 or 0. Returns what it was."""
+    shared, place = _slots.shared, _place()
+    if shared is None or not place:
+        return 0
+    before, shared[place] = shared[place], now
+    return before
+
+
+def _place() -> int:
+    """Return where this process of the pool says that it is engaged; 0 when it cannot."""
+    if _slots.pid != os.getpid():
+        index = getattr(current_process(), "index", None)
+        _slots.place = _COUNT.size + index if isinstance(index, int) and index < _MOST else 0
+        _slots.pid = os.getpid()
+        if _slots.shared is not None and _slots.place:
+            _slots.shared[_slots.place] = 0  # whoever had it before may have died with a body
+    return _slots.place

@@ -21,7 +21,7 @@ from celery_singleflight.progress import Progress
 from celery_singleflight.script import Value, load
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from celery_singleflight.answers import Entered
     from celery_singleflight.claims import Claim, Handout
@@ -51,39 +51,18 @@ class Store(Progress):
         `ExecutionKeyReused` when the explicit execution key belongs to another task, `PayloadMismatch` when it was used with
         another payload.
         """
-        record = claim.record
-        reply = self._run(
-            _ENTER,
-            self.names(record),
-            {
-                "owner": claim.owner,
-                "task_id": record.task_id,
-                "worker": claim.worker,
-                "lock_key": record.lock_key.text,
-                "run": claim.run_id,
-                "copy": claim.copy,
-                "previous": claim.previous,
-                "generation": claim.generation,
-                "limit": claim.limit,
-                "ttl_ms": milliseconds(claim.ttl),
-                "keep_ms": milliseconds(claim.keep),
-                "on_held": claim.on_held,
-                "wait_ms": "" if claim.wait is None else milliseconds(claim.wait),
-                "first_ms": claim.first_ms,
-                "grace_ms": milliseconds(claim.grace),
-                "message": as_text(claim.message),
-                "member": record.member,
-                "deaths": "" if claim.max_deliveries is None else claim.max_deliveries,
-                "task": "" if record.execution_key is None else claim.task,
-                "waits": _packed(claim.waits),
-                "ticket": claim.ticket,
-                "terms": _packed_terms(claim.terms),
-            },
-        )
-        if reply.word == "reused":
-            reused = PayloadMismatch if reply.what == b"payload" else ExecutionKeyReused
-            raise reused(record.execution_key or "", reply.by_task.decode())
-        return entered_of(reply)
+        return _entered(claim.record, self._run(_ENTER, self.names(claim.record), _asked(claim)))
+
+    def enter_after_baton(self, claim: Claim, seconds: float, goes_on: Callable[[], bool]) -> Entered | None:
+        """Wait until a place may be free, for so many seconds at most; then ask as `enter` does, with nothing in between.
+
+        Returns None when `goes_on`, which is asked every 20 ms, was false. Then, and when `StoreUnavailable` was raised, nobody
+        knows whether it has asked: `enter` is to be called. Raises as that does.
+        """
+        names = self.names(claim.record)
+        values = _ENTER.arguments(names, _asked(claim))
+        raw = self._connections.run_after(names["baton"], seconds, goes_on, _ENTER, len(_ENTER.keys), values)
+        return None if raw is None else _entered(claim.record, _ENTER.reply(raw))
 
     def follow(self, claim: Claim, by: str) -> Ended | None:
         """Give a trigger the outcome of the one it was coalesced into or has joined.
@@ -108,13 +87,6 @@ class Store(Progress):
             },
         )
         return None if reply.word == "gone" else ended_of(reply)
-
-    def await_baton(self, record: Record, seconds: float) -> bool:
-        """Wait until a place may be free for whoever lingers for a lock key. Returns whether it was told so.
-
-        Raises `StoreUnavailable`.
-        """
-        return self._connections.wait_for(self.names(record)["baton"], seconds)
 
     def renew(self, wanted: Sequence[tuple[Lease, Record, float]]) -> list[Renewal | ScriptError]:
         """Keep each lease for so many seconds from now, all in one exchange. Returns for each what came of it."""
@@ -201,6 +173,42 @@ class Store(Progress):
             },
         )
         return calls_of(reply)
+
+
+def _asked(claim: Claim) -> dict[str, Value]:
+    """Return what a claim says to `enter`."""
+    record = claim.record
+    return {
+        "owner": claim.owner,
+        "task_id": record.task_id,
+        "worker": claim.worker,
+        "lock_key": record.lock_key.text,
+        "run": claim.run_id,
+        "copy": claim.copy,
+        "previous": claim.previous,
+        "generation": claim.generation,
+        "limit": claim.limit,
+        "ttl_ms": milliseconds(claim.ttl),
+        "keep_ms": milliseconds(claim.keep),
+        "on_held": claim.on_held,
+        "wait_ms": "" if claim.wait is None else milliseconds(claim.wait),
+        "first_ms": claim.first_ms,
+        "grace_ms": milliseconds(claim.grace),
+        "message": as_text(claim.message),
+        "member": record.member,
+        "deaths": "" if claim.max_deliveries is None else claim.max_deliveries,
+        "task": "" if record.execution_key is None else claim.task,
+        "waits": _packed(claim.waits),
+        "ticket": claim.ticket,
+        "terms": _packed_terms(claim.terms),
+    }
+
+
+def _entered(record: Record, reply: Any) -> Entered:
+    if reply.word == "reused":
+        reused = PayloadMismatch if reply.what == b"payload" else ExecutionKeyReused
+        raise reused(record.execution_key or "", reply.by_task.decode())
+    return entered_of(reply)
 
 
 def _packed(waits: Waits) -> str:

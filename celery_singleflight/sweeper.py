@@ -27,7 +27,7 @@ from celery_singleflight.keys import LockKey
 from celery_singleflight.looks import looks_of
 from celery_singleflight.message import publish_again
 from celery_singleflight.patience import warn_of_settings
-from celery_singleflight.slots import recount_slots
+from celery_singleflight.slots import let_pass, recount_slots
 from celery_singleflight.trigger import new_owner
 
 if TYPE_CHECKING:
@@ -184,6 +184,7 @@ class SweeperStep(StartStopStep):  # type: ignore[misc]
         self._entry = consumer.timer.call_after(_INTERVAL, self._tick, (consumer,))
         if consumer.hub is not None:
             consumer.hub.on_tick.add(recount_slots)
+            let_pass(consumer.controller)
 
     def stop(self, consumer: Any) -> None:
         """Look no more."""

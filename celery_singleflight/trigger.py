@@ -234,9 +234,8 @@ class Trigger:
 
     def waits_no_more(self) -> None:
         """Forget the wait, so that a retry of the body does not go on with it."""
-        if self.waits:
-            for name in header.OF_A_WAIT:
-                self.headers.pop(name, None)
+        for name in header.OF_A_WAIT if self.waits else (header.LINGER,):
+            self.headers.pop(name, None)
 
     def leave(self, why: str) -> NoReturn:
         """End this delivery without a trace in Celery's results: another one has, or will have, the trigger's outcome.

@@ -6,16 +6,19 @@ A run makes two calls, and a client's general parser costs more than all else th
 from __future__ import annotations
 
 import functools
+import select
+import time
 from itertools import chain
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from socket import socket
 
     from celery_singleflight.script import Value
 
-__all__ = ("ReplyError", "command", "exchange", "pack")
+__all__ = ("ReplyError", "command", "exchange", "pack", "wait_for_reply")
 
 _CHUNK: Final = 1 << 16
 _TABLED: Final = 2048
@@ -52,11 +55,12 @@ def command(*words: Value) -> bytes:
 
 
 def exchange(line: socket, packed: bytes, replies: int) -> list[Any]:
-    """Send commands and return as many replies; one that failed is its `ReplyError`.
+    """Send commands, if any are still to be sent, and return as many replies; one that failed is its `ReplyError`.
 
     Raises `OSError` as the socket does. After any exception an unread reply may follow, and the socket is of no use.
     """
-    line.sendall(packed)
+    if packed:
+        line.sendall(packed)
     received = _receive(line)
     while True:
         answers, wanted = _read(received, replies)
@@ -68,6 +72,23 @@ def exchange(line: socket, packed: bytes, replies: int) -> list[Any]:
             pieces.append(_receive(line))
             length += len(pieces[-1])
         received = b"".join(pieces)
+
+
+def wait_for_reply(line: socket, *, goes_on: Callable[[], bool], look: float, seconds: float) -> bool:
+    """Wait for the first byte of a reply that takes so many seconds at most, beside what the socket's own timeout gives it.
+
+    Returns False when `goes_on`, which is asked every `look` seconds, was false. Raises `TimeoutError`.
+    """
+    patience = line.gettimeout()
+    until = inf if patience is None else time.monotonic() + seconds + patience
+    waiting = select.poll()
+    waiting.register(line, select.POLLIN)
+    while not waiting.poll(look * 1000):
+        if not goes_on():
+            return False
+        if time.monotonic() > until:
+            raise TimeoutError(f"no reply within {seconds + (patience or 0.0)} s")
+    return True
 
 
 def _receive(line: socket) -> bytes:

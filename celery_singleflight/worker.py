@@ -60,13 +60,14 @@ class _OwnerPerDelivery:
         if give is not None:
 
             def execute_using_pool(self: Any, pool: Any, **how: Any) -> Any:
-                count_slots()
+                count_slots(self)
                 return give(self, pool, **how)
 
             cls.execute_using_pool = execute_using_pool  # type: ignore[attr-defined]
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]
+        self.is_handed_out = header.LINGER in message.headers
         former = state.requests.get(self.id)
         self._former = weakref.ref(former) if former is not None else lambda: None
         eventer = self.eventer  # type: ignore[attr-defined]
@@ -143,6 +144,8 @@ class _OwnerPerDelivery:
         if other is not None and other in state.reserved_requests:  # those that run are among them
             state.requests.setdefault(self.id, other)
 
+    #: Whether the store has handed its message out, because its turn has come or is about to.
+    is_handed_out = False
     _is_given_back = False
     _is_overtaken = False
 

@@ -1,4 +1,4 @@
-"""What goes back to RabbitMQ is confirmed before the message that it continues is acknowledged."""
+"""What goes back to RabbitMQ is confirmed before the message that it continues is acknowledged; what has waited goes first."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from uuid import uuid4
 import pytest
 from amqp.exceptions import MessageNacked
 from celery import Celery
-from kombu import Queue
+from kombu import Exchange, Queue
 from nodes import wait_until
 
-from celery_singleflight.courier import careful_producer
+from celery_singleflight.courier import careful_producer, swift_producer
 
 
 class Place:
@@ -126,3 +126,84 @@ def test_a_full_queue_that_refuses_is_an_error_and_not_silence(rabbitmq):
     finally:
         with app.connection_for_read() as connection:
             queue(connection).delete()
+
+
+# What has waited its turn goes first
+
+
+def bodies(app, queue):
+    """What a consumer of the queue is given, in order; nothing is left."""
+    found = []
+    with app.connection_for_read() as connection:
+        bound = queue(connection)
+        while (message := bound.get(no_ack=True)) is not None:
+            found.append(message.payload)
+        bound.delete()
+    return found
+
+
+def send(producer, queue, *bodies, **how):
+    for body in bodies:
+        producer.publish(body, exchange=queue.exchange, routing_key=queue.routing_key, declare=[queue], retry=False, **how)
+
+
+@pytest.mark.parametrize("kind", ["direct", "topic"])
+@pytest.mark.parametrize("options", [{}, {"global_keyprefix": "of-this-app:"}, {"priority_steps": [0, 5, 9]}], ids=str)
+def test_what_has_waited_its_turn_goes_before_all_that_a_redis_broker_has(valkey, kind, options):
+    app = Celery("swift", broker=valkey.url, set_as_current=False)
+    app.conf.broker_transport_options = options
+    name = f"swift-{uuid4().hex[:8]}"
+    queue = Queue(name, Exchange(name, kind), routing_key=f"{name}.key")
+    with careful_producer(app) as producer:
+        send(producer, queue, "first", "second")
+    with swift_producer(app) as producer:
+        send(producer, queue, "called")
+        send(producer, queue, "called later")
+    with careful_producer(app) as producer:
+        send(producer, queue, "third")
+    assert bodies(app, queue) == ["called later", "called", "first", "second", "third"]
+
+
+def test_it_goes_first_among_those_of_its_priority(valkey):
+    app = Celery("swift", broker=valkey.url, set_as_current=False)
+    queue = Queue(f"swift-{uuid4().hex[:8]}")
+    queue.routing_key = queue.name
+    with careful_producer(app) as producer:
+        send(producer, queue, "urgent", priority=0)
+        send(producer, queue, "later", priority=6)
+    with swift_producer(app) as producer:
+        send(producer, queue, "called", priority=6)
+    assert bodies(app, queue) == ["urgent", "called", "later"]
+
+
+def test_a_queue_that_expires_when_it_is_not_used_goes_on_to(valkey):
+    app = Celery("swift", broker=valkey.url, set_as_current=False)
+    queue = Queue(f"swift-{uuid4().hex[:8]}", expires=600.0)
+    queue.routing_key = queue.name
+    with swift_producer(app) as producer:
+        send(producer, queue, "called")
+    with app.connection_for_read() as connection:
+        assert 0 < connection.default_channel.client.ttl(queue.name) <= 600
+    assert bodies(app, queue) == ["called"]
+
+
+def test_on_rabbitmq_it_is_sent_as_carefully_as_the_others(place):
+    with swift_producer(place.app) as producer:
+        place.publish(producer, "called")
+    with careful_producer(place.app) as other:
+        assert other is producer
+    assert place.count() == 2
+
+
+def test_a_connection_that_breaks_is_made_anew(valkey):
+    app = Celery("swift", broker=valkey.url, set_as_current=False)
+    queue = Queue(f"swift-{uuid4().hex[:8]}")
+    queue.routing_key = queue.name
+    with swift_producer(app) as producer:
+        send(producer, queue, "first")
+    with pytest.raises(ConnectionError), swift_producer(app) as broken:
+        raise ConnectionError
+    with swift_producer(app) as producer:
+        assert producer is not broken
+        send(producer, queue, "second")
+    assert bodies(app, queue) == ["second", "first"]

@@ -200,6 +200,20 @@ def test_what_is_revoked_in_line_leaves_it(place, key):
     assert record_of(place, revoked.id)["outcome"] == "revoked"
 
 
+def test_whose_turn_has_come_goes_before_what_the_broker_and_the_worker_have(start_place, valkey, key):
+    """Its message comes to the front of the queue, and of those that the worker has and that wait for a slot."""
+    config = settings_apart(valkey.url, singleflight_lease_ttl=30, worker_prefetch_multiplier=4)
+    place = start_place(config, app_module=waiting_app, workers=1)
+    with held(place, key):
+        waiting = park_all(place, key, in_line(place, key, 2))
+        backlog = [place.task("long").delay(f"{key}-backlog", 0.1) for _ in range(60)]
+        wait_until(lambda: place.logs().count("protected_app.long") >= 8, 20, "the worker has taken what it may have")
+    assert get_all(waiting) == [0, 1]
+    assert len(place.ledger.runs(f"{key}-backlog")) < 40, "those that were there before it still wait"
+    get_all(backlog)
+    assert values(place, key) == [0, 1]
+
+
 def test_a_holder_that_is_terminated_makes_room_for_the_next(place, key):
     holder = place.task("line").delay(key, "holder", f"never-{key}")
     wait_until(lambda: place.ledger.runs(key), 15, "it runs")

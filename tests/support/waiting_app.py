@@ -149,11 +149,12 @@ def watch_lingering(app: Celery) -> None:
     linger = entering._linger
 
     @functools.wraps(linger)
-    def watched(store: Any, trigger: Any, until: float) -> None:
+    def watched(store: Any, trigger: Any, until: float, give_up_at: float) -> Any:
         facts = {"run": uuid4().hex, "task_id": trigger.request.id, "lock_key": trigger.lock_key.text}
         app.ledger.write(LINGERING, "begin", free=entering.free_slots(), left=until - time.monotonic(), **facts)
-        linger(store, trigger, until)
+        answer = linger(store, trigger, until, give_up_at)
         app.ledger.write(LINGERING, "end", free=entering.free_slots(), left=until - time.monotonic(), **facts)
+        return answer
 
     entering._linger = watched
 

@@ -54,7 +54,8 @@ def again(place, message, *, copy="", times=1, first_ms=""):
 
 
 def kept(message):
-    return {name: value for name, value in message.headers.items() if name not in (header.COPY, header.PREVIOUS, "expires")}
+    ours = (header.COPY, header.PREVIOUS, header.LINGER, "expires")
+    return {name: value for name, value in message.headers.items() if name not in ours}
 
 
 def echo(*args, **kwargs):

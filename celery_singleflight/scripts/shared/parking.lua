@@ -164,8 +164,9 @@ local function follow(group, who)
   return parked_reply('group', who)
 end
 
--- Wait in line, or in the slot where that is worth it: only one does, and never somebody with others before it.
-local function park(who, is_unripe)
+-- Wait in line, or in the slot where that is worth it: only one does, and never somebody with others before it. `is_free` is
+-- whether a place is, which is another's.
+local function park(who, is_unripe, is_free)
   local is_called = before and redis.call('ZSCORE', called, member)
   put_by()
   if not redis.call('ZSCORE', line, member) then
@@ -178,6 +179,9 @@ local function park(who, is_unripe)
     local ms = math.min(tonumber(linger_ms), longest_linger(hold))
     if not other then
       redis.call('DEL', baton)
+    elseif is_free then
+      -- Its place has been freed, and this one has taken the baton of who was called before it and is still to come.
+      pass_baton()
     end
     redis.call('HSET', pace, 'lingers', member, 'lingers_until', text(now + ms))
     redis.call('ZADD', called, text(now + ms + RESERVED_MS), member)
@@ -294,5 +298,5 @@ local function wait_for(who, first, all, is_unripe)
   elseif on_held == 'replace' then
     ask_to_stop(first)
   end
-  return park(who, is_unripe)
+  return park(who, is_unripe, not first)
 end

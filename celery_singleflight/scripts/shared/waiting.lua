@@ -105,6 +105,13 @@ local function called_before(ticket)
   return kept, count
 end
 
+local function pass_baton()
+  if redis.call('LLEN', baton) == 0 then
+    redis.call('RPUSH', baton, '1')
+    redis.call('PEXPIRE', baton, '2000')
+  end
+end
+
 -- Call those who are next: as many as there are places, and so many more where runs are short, to be there in time.
 local function call_next(calls, ahead)
   local hold, limit, gathers, ripe, no_slot = unpack(
@@ -114,10 +121,8 @@ local function call_next(calls, ahead)
   local lingers = lingerer()
   -- Who waits with the broker may linger too, and has no ticket.
   local its_ticket = lingers and tonumber(redis.call('ZSCORE', line, lingers) or nil)
-  if lingers and live < limit and redis.call('LLEN', baton) == 0 and
-     (not its_ticket or called_before(its_ticket) < limit - live) then
-    redis.call('RPUSH', baton, '1')
-    redis.call('PEXPIRE', baton, '2000')
+  if lingers and live < limit and (not its_ticket or called_before(its_ticket) < limit - live) then
+    pass_baton()
   end
   local waiting = redis.call('ZCARD', line)
   if waiting == 0 then
