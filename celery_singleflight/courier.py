@@ -6,12 +6,13 @@ that breaks is lost, while the one it continues is acknowledged on another. A Re
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from kombu.utils.json import dumps
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-__all__ = ("careful_producer", "swift_producer")
+__all__ = ("careful_producer", "prepare", "swift_producer")
+
+logger = logging.getLogger(__name__)
 
 #: Seconds without a sign from the broker after which a connection is given up.
 _PATIENCE: Final = 10.0
@@ -31,14 +34,12 @@ class _Courier:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._pid = 0
         self._producer: Any = None
 
     @contextmanager
     def producing(self, app: Celery) -> Iterator[Any]:
         with self._guard:
-            if self._producer is None or self._pid != os.getpid():
-                self._pid = os.getpid()
+            if self._producer is None:
                 self._producer = app.amqp.Producer(self._connection(app))
             try:
                 yield self._producer
@@ -85,6 +86,19 @@ def _to_the_front(transport: Any) -> Any:
 
 _couriers: Final[WeakKeyDictionary[Celery, _Courier]] = WeakKeyDictionary()
 _expresses: Final[WeakKeyDictionary[Celery, _Express]] = WeakKeyDictionary()
+#: The apps that have begun to connect ahead.
+_prepared: Final[WeakSet[Celery]] = WeakSet()
+
+
+def _begin_anew() -> None:
+    """Leave to a forked parent what is its own."""
+    _couriers.clear()
+    _expresses.clear()
+    _prepared.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 @contextmanager
@@ -113,6 +127,21 @@ def swift_producer(app: Celery) -> Iterator[Any]:
         return
     with _expresses.setdefault(app, _Express()).producing(app) as producer:
         yield producer
+
+
+def prepare(app: Celery) -> None:
+    """Begin to connect to the broker for a later `swift_producer`, once in a process: it takes longer than a short run."""
+    if app not in _prepared:
+        _prepared.add(app)
+        threading.Thread(target=_connect, args=(app,), name="singleflight-courier", daemon=True).start()
+
+
+def _connect(app: Celery) -> None:
+    try:
+        with swift_producer(app) as producer:
+            producer.channel  # noqa: B018, it is opened when it is asked for
+    except Exception as error:  # noqa: BLE001, whatever a client raises; who has something to publish finds out
+        logger.info("no connection to the broker yet: %s", error)
 
 
 def _driver(app: Celery) -> str:

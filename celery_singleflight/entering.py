@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from celery_singleflight.claims import Acquired, Died, Doubt, Ended, Held, Led, Linger, Merge, Parked, Surplus
+from celery_singleflight.courier import prepare
 from celery_singleflight.custody import GRACE
 from celery_singleflight.errors import StoreUnavailable
 from celery_singleflight.handoff import hand_on
@@ -40,44 +41,76 @@ def enter(trigger: Trigger) -> tuple[Answer, float]:
 
     Raises `StoreUnavailable`, and what `Store.enter` raises beside.
     """
-    store = trigger.binding.coordination.store
-    longest = min(_LONGEST_LINGER, trigger.first_limit * _PART_OF_LIMIT)
-    give_up_at = time.monotonic() + longest
-    linger = min(trigger.called_ahead, longest)
-    pauses, turns = iter(_FOR_PREDECESSOR), iter(_FOR_ANOTHER)
+    app, slot, pauses = trigger.binding.app, _Slot(trigger), iter(_FOR_PREDECESSOR)
     while True:
-        requested_at, entered = time.monotonic(), None
-        if linger and trigger.may_linger and free_slots() > 0:
-            entered = _linger(store, trigger, requested_at + linger, give_up_at)
-        linger, was_told = 0.0, entered is not None
-        if entered is None:
-            requested_at = time.monotonic()
-            entered = store.enter(_waiting(trigger, give_up_at - requested_at))
+        entered, requested_at = slot.ask()
         if isinstance(entered, Held):
             pause = next(pauses, None) if entered.what == "predecessor" else None
             if pause is None:
                 return entered, requested_at
             time.sleep(pause)
         elif isinstance(entered, Linger):
-            hand_on(trigger.binding.app, entered.calls)
-            linger = entered.seconds
-            if was_told:
-                time.sleep(next(turns, linger))
+            hand_on(app, entered.calls)
+            slot.may_wait(entered.seconds)
         elif isinstance(entered, Died):
-            # The pool gives a delivery to another process when it does not know yet that the one that died had begun it.
-            claim = trigger.claim
-            logger.warning("%s died with its process just after it had begun: %s", trigger.lock_key, claim.record.task_id)
-            hand_on(trigger.binding.app, store.abandon(claim.owner, claim.record, again=GRACE, died=True, cut_off=True))
+            _abandon(trigger)
         elif isinstance(entered, Merge):
             merge(trigger, entered)
         elif isinstance(entered, Led):
-            ended = store.follow(trigger.claim, entered.by)
+            ended = trigger.binding.coordination.store.follow(trigger.claim, entered.by)
             if ended is not None:
-                hand_on(trigger.binding.app, ended.calls)
+                hand_on(app, ended.calls)
                 return ended, requested_at
         else:
-            hand_on(trigger.binding.app, getattr(entered, "calls", ()))
+            if trigger.may_park:
+                prepare(app)  # where one waits there is soon one to be handed on
+            hand_on(app, getattr(entered, "calls", ()))
             return entered, requested_at
+
+
+class _Slot:
+    """How a trigger uses its slot to wait for its turn: not for long, and only while nobody else needs it."""
+
+    def __init__(self, trigger: Trigger) -> None:
+        self._trigger = trigger
+        longest = min(_LONGEST_LINGER, trigger.first_limit * _PART_OF_LIMIT)
+        self._give_up_at = time.monotonic() + longest
+        #: For how many seconds it waits before it asks next.
+        self._linger = min(trigger.called_ahead, longest)
+        #: Whether what the store has answered last was asked with a baton.
+        self._had_baton = False
+        self._pauses = iter(_FOR_ANOTHER)
+
+    def ask(self) -> tuple[Entered, float]:
+        """Ask for the lease, after a wait where that is due. Returns the answer, and when it was asked for."""
+        store, trigger = self._trigger.binding.coordination.store, self._trigger
+        linger, self._linger = self._linger, 0.0
+        requested_at = time.monotonic()
+        if linger and trigger.may_linger and free_slots() > 0:
+            entered = _linger(store, trigger, requested_at + linger, self._give_up_at)
+            if entered is not None:
+                self._had_baton = True
+                return entered, requested_at
+            requested_at = time.monotonic()
+        self._had_baton = False
+        return store.enter(_waiting(trigger, self._give_up_at - requested_at)), requested_at
+
+    def may_wait(self, seconds: float) -> None:
+        """Note that the store lets it wait; when it has had a baton, that was for another one, which gets it first."""
+        self._linger = seconds
+        if self._had_baton:
+            time.sleep(next(self._pauses, seconds))
+
+
+def _abandon(trigger: Trigger) -> None:
+    """Give back what a process had that has died with this delivery.
+
+    The pool gives it to another process when it does not know yet that the one that died had begun it.
+    """
+    claim = trigger.claim
+    logger.warning("%s died with its process just after it had begun: %s", trigger.lock_key, claim.record.task_id)
+    calls = trigger.binding.coordination.store.abandon(claim.owner, claim.record, again=GRACE, died=True, cut_off=True)
+    hand_on(trigger.binding.app, calls)
 
 
 def _waiting(trigger: Trigger, linger: float) -> Claim:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from celery_singleflight.message import publish_again
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from celery import Celery
 
@@ -19,12 +19,13 @@ __all__ = ("hand_on",)
 logger = logging.getLogger(__name__)
 
 
-def hand_on(app: Celery, calls: Iterable[Handout], *, at_end: bool = False) -> None:
+def hand_on(app: Celery, calls: Sequence[Handout], *, at_end: bool = False) -> None:
     """Publish messages that the store has told to publish, as `publish_again` does.
 
     Raises nothing: what is not published now, a sweeper publishes.
     """
-    for call in calls:
+    # Each goes to the front, so the first is published last.
+    for call in calls if at_end else reversed(calls):
         try:
             publish_again(app, call, at_end=at_end)
         except Exception:

@@ -87,6 +87,7 @@ class Trigger:
         "headers",
         "kwargs",
         "may_linger",
+        "may_park",
         "own_arguments",
         "request",
         "task",
@@ -115,10 +116,11 @@ class Trigger:
         wait = self._call_option("wait_timeout")
         wait = options.wait_timeout if wait is None else wait
         owner = (request.properties or {}).get(header.OWNER) or new_owner()
-        is_parked = policy in PARKING and not request.is_eager
+        #: Whether it waits with the store.
+        self.may_park = policy in PARKING and not request.is_eager
         ticket = str(self.headers.get(header.PLACE, ""))
         #: Whether its slot may wait for a place for a while.
-        self.may_linger = is_parked or bool(ticket)
+        self.may_linger = self.may_park or bool(ticket)
         if "\n" in str(request.id):  # it stands in lines of the store
             raise LockKeyError(f"expected a task id without a line break, got {request.id!r}")
         record = Record(self._lock_key(), str(request.id), self._execution_key())
@@ -138,10 +140,10 @@ class Trigger:
             generation=generation_of(request.replaced_task_nesting, request.retries),
             first_ms=str(self.headers.get(header.FIRST_SEEN, "")),
             grace=0.0 if request.is_eager else GRACE,
-            message=pack_message(request) if options.rescue or is_parked else b"",
+            message=pack_message(request) if options.rescue or self.may_park else b"",
             max_deliveries=options.max_deliveries,
             task=task.name,
-            waits=self._waits_as(policy, record.lock_key) if is_parked else _KEPT if options.rescue else _NOT_KEPT,
+            waits=self._waits_as(policy, record.lock_key) if self.may_park else _KEPT if options.rescue else _NOT_KEPT,
             ticket=ticket,
             terms=terms_of(binding, request, record, args, kwargs),
         )
