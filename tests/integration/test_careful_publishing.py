@@ -10,9 +10,11 @@ import pytest
 from amqp.exceptions import MessageNacked
 from celery import Celery
 from kombu import Exchange, Queue
-from nodes import wait_until
+from kombu.exceptions import OperationalError
+from nodes import free_port, wait_until
 
-from celery_singleflight.courier import careful_producer, swift_producer
+from celery_singleflight import courier
+from celery_singleflight.courier import careful_producer, prepare, swift_producer
 
 
 class Place:
@@ -207,3 +209,47 @@ def test_a_connection_that_breaks_is_made_anew(valkey):
         assert producer is not broken
         send(producer, queue, "second")
     assert bodies(app, queue) == ["second", "first"]
+
+
+def test_a_process_that_may_have_to_hand_on_connects_ahead(valkey, monkeypatch):
+    app = Celery("swift", broker=valkey.url, set_as_current=False)
+    queue = Queue(f"swift-{uuid4().hex[:8]}")
+    queue.routing_key = queue.name
+    connect, made = courier._Express._connection, []
+    monkeypatch.setattr(courier._Express, "_connection", lambda self, app: made.append(connect(self, app)) or made[-1])
+    prepare(app)
+    wait_until(lambda: made and made[0].connected, 10, "it has connected")
+    prepare(app)
+    with swift_producer(app) as producer:
+        assert producer.connection is made[0]
+        send(producer, queue, "called")
+    assert len(made) == 1
+    assert bodies(app, queue) == ["called"]
+
+
+def test_a_broker_that_is_away_is_found_out_by_who_has_something_to_publish(caplog):
+    app = Celery("swift", broker=f"redis://127.0.0.1:{free_port()}", set_as_current=False)
+    caplog.set_level("INFO", "celery_singleflight")
+    prepare(app)
+    wait_until(lambda: "no connection to the broker yet" in caplog.text, 30, "it could not connect")
+    with pytest.raises(OperationalError), swift_producer(app) as producer:
+        send(producer, Queue("nowhere", routing_key="nowhere"), "called")
+
+
+def test_a_child_that_is_forked_while_its_parent_publishes_has_a_connection_of_its_own(valkey):
+    app = Celery("swift", broker=valkey.url, set_as_current=False)
+    queue = Queue(f"swift-{uuid4().hex[:8]}")
+    queue.routing_key = queue.name
+    with swift_producer(app) as producer:
+        send(producer, queue, "of the parent")
+        pid = os.fork()
+        if pid == 0:
+            try:
+                with swift_producer(app) as own:
+                    send(own, queue, "of the child")
+                    os._exit(0 if own is not producer else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        send(producer, queue, "of the parent again")
+    assert bodies(app, queue) == ["of the parent again", "of the child", "of the parent"]
