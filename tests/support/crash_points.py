@@ -106,7 +106,7 @@ def install(app: Celery) -> None:
     )
     around(run, "park", "park:after", "", lambda trigger, _: [trigger.request.id])
     around(entering, "_linger", "linger:begin", "", lambda _, trigger, *__: [trigger.request.id])
-    around(handoff, "publish_again", "call:before-publish", "call:after-publish", lambda _, handout, **__: [_id_in(handout.message)])
+    around(handoff, "publish_again", "call:before-publish", "call:after-publish", lambda _, it, **__: [_id_in(it.message)])
     around(
         replaying,
         "hand_on",
