@@ -27,6 +27,8 @@ _IN_THE_WAY = {
     "empty restart": 4.0,
     "flushall": 0.0,
 }
+#: Recoveries of which the median says something: when a pool notices is anywhere within some seconds.
+_MEDIAN_OF = 20
 #: Faults during which nothing can be recorded.
 _AWAY = {"short stall", "long stall", "store restart", "empty restart"}
 #: Last words of a worker on a trigger whose message is with the broker.
@@ -514,7 +516,7 @@ class Judge:
                     self._violated(struck.kind, f"ran again only after {again - since:.2f} s", self._told(run))
         for kind, line in self.lines.items():
             limits = promised(kind, self.ttl)
-            if limits and len(line.recoveries) >= 5 and percentile(line.recoveries, 0.5) > limits[0]:
+            if limits and len(line.recoveries) >= _MEDIAN_OF and percentile(line.recoveries, 0.5) > limits[0]:
                 self._violated(kind, f"recovery p50 {percentile(line.recoveries, 0.5):.2f} s", f"{limits[0]:.2f} s allowed")
 
     def _hit(self, struck: Struck) -> Iterable[tuple[Run, float]]:
