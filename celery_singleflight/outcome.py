@@ -8,18 +8,29 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from celery_singleflight import headers as header, signals
 from celery_singleflight.canvas import in_chord_header, revoke, stop_chain
 from celery_singleflight.claims import Ended, Outcome
-from celery_singleflight.errors import Contended, DeadLettered, ExecutionUncertain, Replaced, Skipped, WaitTimeout
+from celery_singleflight.errors import (
+    Contended,
+    DeadLettered,
+    ExecutionKeyReused,
+    ExecutionUncertain,
+    PayloadMismatch,
+    Replaced,
+    Skipped,
+    WaitTimeout,
+)
 from celery_singleflight.results import decode, decode_error
 
 if TYPE_CHECKING:
     from celery_singleflight.trigger import Trigger
 
-__all__ = ("answer", "end_revoked", "ended", "settle")
+__all__ = ("answer", "end_revoked", "ended", "settle", "turned_away")
 
 logger = logging.getLogger(__name__)
 
 #: Name of the mark on a request whose trigger has its outcome: (heartbeat, record, owner, whether its message is kept).
 _ENDED: Final = "_singleflight_ended"
+#: With what a trigger fails whose execution key belongs to another task, or was used with another payload.
+_TURNED_AWAY: Final = {"task": ExecutionKeyReused, "payload": PayloadMismatch}
 
 
 def ended(trigger: Trigger) -> None:
@@ -52,6 +63,8 @@ def answer(trigger: Trigger, end: Ended) -> Any:
         end_revoked(trigger, _why_revoked(trigger, end))
     if end.ended_as is Outcome.SUCCEEDED:
         return decode(app, end.value, trigger.execution_key, " ".join(map(str, end.reason)))
+    if end.ended_as is Outcome.FAILED and end.reason and end.reason[0] in _TURNED_AWAY:
+        raise _TURNED_AWAY[end.reason[0]](trigger.execution_key, str(end.reason[1]))
     if end.ended_as is Outcome.FAILED:
         raise decode_error(app, end.value, trigger.execution_key, " ".join(map(str, end.reason)))
     if end.outcome is Outcome.DEAD_LETTERED:
@@ -64,6 +77,20 @@ def answer(trigger: Trigger, end: Ended) -> Any:
     if end.outcome is Outcome.TIMED_OUT:
         raise WaitTimeout(*facts)
     return _skip(trigger, facts)
+
+
+def turned_away(trigger: Trigger, error: ExecutionKeyReused) -> None:
+    """Note that a trigger has failed, because its execution key stands for something else."""
+    ended(trigger)
+    logger.info("%s[%s] does not run, failed: %s", trigger.task.name, trigger.request.id, error)
+    signals.trigger_ended.send(
+        sender=trigger.task,
+        lock_key=trigger.lock_key.text,
+        task_id=trigger.request.id,
+        outcome=Outcome.FAILED,
+        reason=str(error),
+        ran=False,
+    )
 
 
 def end_revoked(trigger: Trigger, reason: str) -> NoReturn:

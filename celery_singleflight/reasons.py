@@ -10,11 +10,13 @@ from celery_singleflight.claims import Outcome
 
 __all__ = ("told",)
 
-#: Reasons that name the trigger by which another has ended.
+#: Reasons that name the trigger by which another has ended, or the task that has its execution key.
 _BY_ANOTHER: Final = {
     "answered": "answered from the outcome of {}",
     "coalesced": "it has the outcome of {}",
     "replaced": "by {}",
+    "task": "its execution key belongs to the task {}",
+    "payload": "its execution key was recorded by {} with another payload",
 }
 #: Longest text of a reason that is shown.
 _LONGEST: Final = 200
@@ -34,7 +36,7 @@ def told(outcome: str, reason: str) -> tuple[str, str | None, str | None]:
         return _about_a_run(*parts)
     first, second = str(parts[0]), parts[1] if len(parts) == 2 else ""
     if len(parts) == 2 and first in _BY_ANOTHER:
-        return _BY_ANOTHER[first].format(second or "unknown"), second, None
+        return _BY_ANOTHER[first].format(second or "unknown"), None if first in ("task", "payload") else second, None
     if len(parts) == 2 and first == "resolved":
         return _short(f"somebody knew: {second}" if second else "somebody knew"), None, None
     return _plain(outcome, first), None, None

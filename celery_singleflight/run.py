@@ -5,22 +5,29 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleflight import signals
 from celery_singleflight.cause import history_of
-from celery_singleflight.claims import Acquired, Doubt, Encoded, Ended, Held, Outcome, Parked, Surplus
+from celery_singleflight.claims import Acquired, Doubt, Ended, Held, Outcome, Parked, Surplus
+from celery_singleflight.concluding import conclude, conclude_without_lease
 from celery_singleflight.custody import GRACE
 from celery_singleflight.direct import call_directly, held_here
-from celery_singleflight.discretion import kind
-from celery_singleflight.ending import fail, finish, give_back
+from celery_singleflight.ending import give_back
 from celery_singleflight.entering import enter
-from celery_singleflight.errors import LeaseLost, MaxHoldExceeded, NestedLeaseLost, Replaced, ScriptError, StoreUnavailable
+from celery_singleflight.errors import (
+    ExecutionKeyReused,
+    LeaseLost,
+    MaxHoldExceeded,
+    NestedLeaseLost,
+    Replaced,
+    ScriptError,
+    StoreUnavailable,
+)
 from celery_singleflight.interruption import take_signal
 from celery_singleflight.lease import Execution, Holding, Lease
-from celery_singleflight.outcome import answer, end_revoked, ended
+from celery_singleflight.outcome import answer, end_revoked, turned_away
 from celery_singleflight.reconciling import Undecided, find_out
-from celery_singleflight.results import encode, encode_error
 from celery_singleflight.slots import engage
 from celery_singleflight.steps import Work
 from celery_singleflight.trigger import Trigger
@@ -92,6 +99,9 @@ def _enter(trigger: Trigger) -> tuple[Answer, float] | None:
         if policy == "fail" or trigger.request.is_eager:
             raise
         requeue_without_store(trigger, error)
+    except ExecutionKeyReused as error:
+        turned_away(trigger, error)
+        raise
     except BaseException as error:
         # A time limit or shutdown fell into the request: what it may have got is given back. Celery fails the trigger for the
         # one, and has its message delivered again for the other.
@@ -151,12 +161,12 @@ def _run_body(trigger: Trigger, entered: Acquired, requested_at: float, body: Ca
             raise
         except Replaced as replaced:
             undo_steps(holding, Outcome.REPLACED, replaced)
-            _conclude(trigger, lease, Outcome.REPLACED, replaced)
+            conclude(trigger, lease, Outcome.REPLACED, replaced)
             left = None
             end_revoked(trigger, str(replaced))
         sent_on = _continuation(trigger, holding)
         if sent_on is None:
-            _conclude(trigger, lease, Outcome.SUCCEEDED, value)
+            conclude(trigger, lease, Outcome.SUCCEEDED, value)
             forget(holding)
         left = sent_on
     except LeaseLost as lost:
@@ -209,11 +219,11 @@ def _leave(trigger: Trigger, lease: Lease, holding: Holding, error: Exception) -
     if isinstance(error, Reject):
         return _Left()
     if isinstance(error, MaxHoldExceeded):
-        _conclude_without_lease(trigger, lease, error)
+        conclude_without_lease(trigger, lease, error)
     else:
         undo_steps(holding, Outcome.FAILED, error)
         work = holding.execution.work if holding.execution else None
-        _conclude(trigger, lease, Outcome.FAILED, error, keeps_steps=work is not None and work.goes_on)
+        conclude(trigger, lease, Outcome.FAILED, error, keeps_steps=work is not None and work.goes_on)
     return None
 
 
@@ -223,71 +233,6 @@ class _Left(NamedTuple):
     generation: int | None = None
     again: float | None = None
     cut_off: bool = False
-
-
-def _conclude(trigger: Trigger, lease: Lease, outcome: Outcome, subject: Any, *, keeps_steps: bool = False) -> None:
-    """Record how the run ended. Raises `Ignore` when it has been overtaken, and nothing of it may count."""
-    value, reason = _encoded(trigger, outcome, subject)
-    refused = finish(
-        trigger.binding.coordination,
-        lease,
-        trigger.claim.record,
-        outcome,
-        value,
-        reason=reason,
-        keep=trigger.claim.keep,
-        hold=trigger.binding.options.min_hold if outcome is Outcome.SUCCEEDED else 0.0,
-        keeps_failure=trigger.keeps_failure,
-        keeps_steps=keeps_steps,
-    )
-    if refused:
-        raise LeaseLost(lease.lock_key, "it was finished by another run" if refused.outcome else "it was taken over")
-    _ended(trigger, lease, outcome, reason)
-
-
-def _conclude_without_lease(trigger: Trigger, lease: Lease, error: Exception) -> None:
-    value, reason = _encoded(trigger, Outcome.FAILED, error)
-    claim = trigger.claim
-    if not fail(
-        trigger.binding.coordination,
-        lease,
-        claim.record,
-        value,
-        reason=reason,
-        keep=claim.keep,
-        execution_as=trigger.cut_off_as,
-    ):
-        raise LeaseLost(lease.lock_key, "its trigger was taken over")
-    _ended(trigger, lease, Outcome.FAILED, reason)
-
-
-def _ended(trigger: Trigger, lease: Lease, outcome: Outcome, reason: str) -> None:
-    ended(trigger)
-    if signals.trigger_ended.receivers:
-        signals.trigger_ended.send(
-            sender=trigger.task,
-            lock_key=lease.lock_key,
-            task_id=trigger.request.id,
-            outcome=outcome,
-            reason=reason,
-            ran=True,
-        )
-
-
-def _encoded(trigger: Trigger, outcome: Outcome, subject: Any) -> tuple[Encoded, str]:
-    app, bounds = trigger.binding.app, trigger.binding.bounds
-    while True:
-        try:
-            if outcome is Outcome.FAILED:
-                return encode_error(app, subject, bounds), kind(subject)
-            if outcome is Outcome.REPLACED:
-                return Encoded("", "", b""), subject.by
-            value, reason = encode(app, subject, bounds)
-        except SoftTimeLimitExceeded:
-            continue  # the limit is one of the body, which has ended
-        if reason:
-            logger.warning("%s has succeeded, but its result is not stored: %s", trigger.lock_key, reason)
-        return value, reason
 
 
 def _overtaken(trigger: Trigger, why: str) -> NoReturn:

@@ -66,8 +66,8 @@
 --      or {"died"}  another process has had this delivery, as whose run it is held, and has died: it is to be abandoned for that
 --         one, and then asked for again
 --      or {"surplus", why}  another copy of the trigger's message is the one that counts
---      or {"reused", by_task, what}  the explicit execution key belongs to that task; what is "task" when that is another one,
---         "payload" when it had another payload
+--      or {"reused", by_task, what}  the explicit execution key belongs to that task, and the trigger has failed; what is "task" when
+--         that is another one, "payload" when it had another payload
 --      or {"uncertain", how, holder, age_ms, calls}  a run of the execution died, and nobody knows what it has done. how is "held",
 --         the store has the trigger's message until somebody knows; "again" when it had it before; "told", it has not
 -- where calls are the messages of those who are next, to be published now: see shared/waiting.lua.
@@ -135,8 +135,7 @@ if task ~= '' and by_task and not (separate and is_own) then
   -- A retry may change the arguments of its own trigger.
   local its_payload = payload ~= '' and runs ~= task_id and redis.call('HGET', execution, 'payload')
   if by_task ~= task or (its_payload and its_payload ~= payload) then
-    turn_away()
-    return {'reused', by_task, by_task ~= task and 'task' or 'payload'}
+    return turn_away(by_task ~= task and 'task' or 'payload')
   end
 end
 

@@ -77,6 +77,30 @@ def test_another_task_is_told_apart_from_another_payload(desk):
     assert type(refused.value) is ExecutionKeyReused
 
 
+@pytest.mark.parametrize(("task", "what"), [("shop.bill", "payload"), ("shop.ship", "task")])
+def test_who_is_refused_has_failed_and_stays_so(desk, task, what):
+    first = asking(desk, "t1", "seven")
+    token = desk.acquire(first).token
+    refused = asking(desk, "t2", "eight", task=task, message=b"m")
+    with pytest.raises(ExecutionKeyReused):
+        desk.enter(refused)
+    desk.finish(first, token, Outcome.FAILED)  # so that the key is free again
+
+    again = desk.enter(asking(desk, "t2", "eight", task=task, message=b"m", owner="another delivery", grace=0.0))
+    assert (again.outcome, again.reason, again.settled) == (Outcome.FAILED, [what, "shop.bill"], False)
+    desk.settle(refused._replace(owner="another delivery"))
+    assert desk.due_in(refused) is None
+    assert desk.message(refused) is None
+    assert desk.enter(refused).settled
+
+
+def test_who_only_asks_is_refused_and_has_no_outcome(desk):
+    desk.run(asking(desk, "t1", "seven"))
+    with pytest.raises(PayloadMismatch):
+        desk.enter(asking(desk, "t2", "eight", on_held="ask"))
+    assert not desk.client.exists(desk.store.names(asking(desk, "t2", "eight").record)["trigger"])
+
+
 def test_who_is_refused_leaves_the_line_to_those_behind(desk):
     holder, refused, behind = (
         desk.claim("t0"),

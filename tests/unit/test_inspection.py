@@ -369,6 +369,20 @@ def test_of_one_that_did_not_run_itself_it_is_told_by_whom_it_ended(desk, stored
     assert (ending["reason"], ending["blocker_task_id"]) == (shown, stored[1])
 
 
+@pytest.mark.parametrize(
+    ("stored", "shown"),
+    [
+        (["task", "shop.bill"], "its execution key belongs to the task shop.bill"),
+        (["payload", "shop.bill"], "its execution key was recorded by shop.bill with another payload"),
+    ],
+)
+def test_of_one_that_was_refused_its_execution_key_it_is_told_whose_that_is(desk, stored, shown):
+    claim, token = desk.hold()
+    desk.finish(claim, token, Outcome.FAILED, reason=json.dumps(stored))
+    ending = desk.ask("explain", "t1")["triggers"][0]["ending"]
+    assert (ending["reason"], ending["blocker_task_id"]) == (shown, None)
+
+
 def test_when_a_lease_was_renewed_follows_from_the_ttl_of_its_tasks(place):
     desk = Desk(place)
 

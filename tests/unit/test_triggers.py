@@ -7,7 +7,7 @@ import threading
 import pytest
 from celery import Task, signals as celery_signals, states
 
-from celery_singleflight import Contended, ExecutionKeyReused, StoreUnavailable, headers as header
+from celery_singleflight import Contended, ExecutionKeyReused, StoreUnavailable, headers as header, signals
 from celery_singleflight.claims import Record
 from celery_singleflight.keys import LockKey
 
@@ -308,6 +308,34 @@ def test_the_result_of_one_task_is_never_anothers(place, two, how):
     assert again.get(timeout=1) == "charged", "the owner of the key still gets its result"
     assert two["runs"] == ["charge"]
     assert place.holders(LockKey.of("billing", [7])) == []
+
+
+def test_a_trigger_that_was_refused_its_key_has_failed_for_good(place, two, monkeypatch):
+    """Also when its message comes again: before Celery has sent what follows it fails alike, afterwards it needs no answer."""
+    monkeypatch.setattr("celery_singleflight.trigger.GRACE", 0.0)
+    charge, refund = two["derived"]
+    told = []
+
+    def note(sender, task_id, outcome, ran, **_):
+        told.append((task_id, outcome, ran))
+
+    signals.trigger_ended.connect(note)
+    charge.delay(7)
+    place.deliver_all()
+    told.clear()
+    refunded = refund.delay(7)
+    (message,) = place.messages()
+    place.deliver(message)
+    assert type(refunded.result) is ExecutionKeyReused
+    heartbeat = refund._binding.coordination.heartbeat
+    heartbeat._settling._settled.clear()  # its process dies before it has told the store that all is sent
+    refunded.forget()
+    place.deliver(message)
+    assert type(refunded.result) is ExecutionKeyReused
+    assert told == [(refunded.id, "failed", False)] * 2
+    heartbeat.flush()
+    place.deliver(message)
+    assert (two["runs"], len(told)) == (["charge"], 2)
 
 
 def test_a_direct_call_and_an_eager_one_are_told_so_too(place, two):

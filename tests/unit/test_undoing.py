@@ -178,7 +178,7 @@ def test_a_death_after_the_last_undo_ends_in_the_same_failure(place, attempts, m
     def die(*_, **__):
         raise SystemExit
 
-    monkeypatch.setattr("celery_singleflight.run.finish", die)
+    monkeypatch.setattr("celery_singleflight.concluding.finish", die)
     task = place.task(saga, bind=True)
     result = task.delay()
     (message,) = place.messages()

@@ -58,6 +58,29 @@ local function end_here(ending, reason, ...)
   return {'ended', ending, '', reason, '', '', '', calls}
 end
 
+-- Its execution key stands for something else, and the trigger fails with that; `what` that is, and whose. Nobody waits for it any
+-- more, and those who would get the outcome of its run get that of another. A direct call has no record of its own.
+local function turn_away(what)
+  if separate then
+    step_aside()
+    leave_message()
+    local group = redis.call('HGET', trigger, 'group')
+    redis.call('HDEL', trigger, 'parked', 'member', 'awaiting', 'awaits_at', 'waits_since', 'group')
+    redis.call('HDEL', execution, 'awaits:' .. task_id)
+    if is_waited_for then
+      end_group(calls, group, member, '')
+      look_at(now)
+    end
+    if on_held ~= 'ask' then
+      must_become(its_own, 'failed')
+      remember('outcome', 'failed', 'reason', cjson.encode({what, by_task}), 'by', owner, 'ended_ms', text(now))
+      redis.call('HDEL', trigger, 'settled')
+      answers()
+    end
+  end
+  return {'reused', by_task, what}
+end
+
 -- So many of its runs have died that it does not run any more.
 local function dead_letter(doubt, died)
   must_become(its_own, 'dead-lettered')

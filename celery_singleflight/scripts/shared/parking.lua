@@ -31,23 +31,6 @@ local function step_aside()
   end
 end
 
--- Its execution key stands for something else, and it fails with that: nobody hands its message out again, or waits for it. A direct
--- call has no record of its own.
-local function turn_away()
-  if not separate then
-    return
-  end
-  step_aside()
-  leave_message()
-  local group = redis.call('HGET', trigger, 'group')
-  redis.call('HDEL', trigger, 'parked', 'member', 'awaiting', 'awaits_at', 'waits_since', 'group')
-  redis.call('HDEL', execution, 'awaits:' .. task_id)
-  if is_waited_for then
-    end_group(calls, group, member, '')
-    look_at(now)
-  end
-end
-
 -- It waits no longer: who is behind it may be next; who follows it goes on to, when it has ended.
 local function leave_line(ending, group)
   if about then
