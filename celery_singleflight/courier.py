@@ -25,6 +25,8 @@ __all__ = ("careful_producer", "prepare", "swift_producer")
 
 logger = logging.getLogger(__name__)
 
+#: What of kombu's channel to a Redis is needed to put a message to the front of a queue.
+_INSIDE: Final = ("_get_message_priority", "_put", "_q_for_pri", "conn_or_acquire")
 #: Seconds without a sign from the broker after which a connection is given up.
 _PATIENCE: Final = 10.0
 
@@ -66,11 +68,16 @@ class _Express(_Courier):
 
 @cache
 def _to_the_front(transport: Any) -> Any:
-    """Return a kombu transport for Redis, like this one, that puts a message where the next one is taken from."""
+    """Return a kombu transport for Redis, like this one, that puts a message where the next one is taken from.
+
+    That is inside of kombu. One that has it no more is left as it is.
+    """
+    if not all(hasattr(transport.Channel, name) for name in _INSIDE):
+        return transport
 
     class Channel(transport.Channel):  # type: ignore[misc]
         def _put(self, queue: str, message: Any, **options: Any) -> None:
-            if self._expires:  # kombu puts it there and gives the queue another while to live
+            if getattr(self, "_expires", None):  # kombu puts it there and gives the queue another while to live
                 super()._put(queue, message, **options)
                 return
             name = self._q_for_pri(queue, self._get_message_priority(message, reverse=False))

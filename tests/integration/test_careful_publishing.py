@@ -11,6 +11,7 @@ from amqp.exceptions import MessageNacked
 from celery import Celery
 from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
+from kombu.utils.imports import symbol_by_name
 from nodes import free_port, wait_until
 
 from celery_singleflight import courier
@@ -187,6 +188,20 @@ def test_a_queue_that_expires_when_it_is_not_used_goes_on_to(valkey):
     with app.connection_for_read() as connection:
         assert 0 < connection.default_channel.client.ttl(queue.name) <= 600
     assert bodies(app, queue) == ["called"]
+
+
+@pytest.mark.parametrize("name", ["kombu.transport.redis:Transport", "kombu.transport.redis:SentinelTransport"])
+def test_a_transport_that_keeps_its_queues_as_redis_does_is_known(name):
+    transport = symbol_by_name(name)
+    made = courier._to_the_front(transport)
+    assert issubclass(made, transport)
+    assert issubclass(made.Channel, transport.Channel)
+    assert made.Channel._put is not transport.Channel._put
+
+
+def test_one_that_does_not_is_left_as_it_is():
+    transport = symbol_by_name("kombu.transport.memory:Transport")
+    assert courier._to_the_front(transport) is transport
 
 
 def test_on_rabbitmq_it_is_sent_as_carefully_as_the_others(place):
