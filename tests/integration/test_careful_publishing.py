@@ -181,7 +181,7 @@ def test_it_goes_first_among_those_of_its_priority(valkey):
 
 @pytest.mark.skipif(
     not hasattr(symbol_by_name("kombu.transport.redis:Channel"), "_get_queue_expire"),
-    reason="this kombu's Redis keeps all queues",
+    reason="this kombu keeps all queues",
 )
 def test_a_queue_that_expires_when_it_is_not_used_goes_on_to(valkey):
     app = Celery("swift", broker=valkey.url, set_as_current=False)
