@@ -32,6 +32,8 @@ _LONGEST_LINGER: Final = 0.4
 _FOR_ANOTHER: Final = (0.002, 0.004, 0.008, 0.016, 0.032)
 #: Which part of a time limit at most: the limit runs while the slot waits, and is meant for the body.
 _PART_OF_LIMIT: Final = 0.1
+#: And of a lease: its holder counts from when it was asked for, which is before the wait.
+_PART_OF_LEASE: Final = 0.25
 
 Answer = Acquired | Held | Ended | Surplus | Parked | Doubt
 
@@ -73,7 +75,7 @@ class _Slot:
 
     def __init__(self, trigger: Trigger) -> None:
         self._trigger = trigger
-        longest = min(_LONGEST_LINGER, trigger.first_limit * _PART_OF_LIMIT)
+        longest = min(_LONGEST_LINGER, trigger.first_limit * _PART_OF_LIMIT, trigger.claim.ttl * _PART_OF_LEASE)
         self._give_up_at = time.monotonic() + longest
         #: For how many seconds it waits before it asks next.
         self._linger = min(trigger.called_ahead, longest)
