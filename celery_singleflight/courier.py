@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-__all__ = ("careful_producer", "prepare", "swift_producer")
+__all__ = ("careful_producer", "has_front", "prepare", "swift_producer")
 
 logger = logging.getLogger(__name__)
 
@@ -128,12 +128,17 @@ def swift_producer(app: Celery) -> Iterator[Any]:
 
     RabbitMQ has nothing of the kind.
     """
-    if _driver(app) != "redis":
+    if not has_front(app):
         with careful_producer(app) as producer:
             yield producer
         return
     with _expresses.setdefault(app, _Express()).producing(app) as producer:
         yield producer
+
+
+def has_front(app: Celery) -> bool:
+    """Whether what a `swift_producer` of the app publishes goes before what was published earlier."""
+    return _driver(app) == "redis"
 
 
 def prepare(app: Celery) -> None:

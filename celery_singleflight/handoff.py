@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from celery_singleflight.courier import has_front
 from celery_singleflight.message import publish_again
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ def hand_on(app: Celery, calls: Sequence[Handout], *, at_end: bool = False) -> N
 
     Raises nothing: what is not published now, a sweeper publishes.
     """
-    # Each goes to the front, so the first is published last.
-    for call in calls if at_end else reversed(calls):
+    # Where each goes before the others, the first is published last.
+    for call in reversed(calls) if calls and not at_end and has_front(app) else calls:
         try:
             publish_again(app, call, at_end=at_end)
         except Exception:
