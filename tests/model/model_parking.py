@@ -55,6 +55,10 @@ class Parking:
         calls.append(Call(waiter.trigger, waiter.copy, waiter.generation, is_ahead=is_ahead))
         return store.set_due(waiter.trigger, is_due=True)
 
+    def is_given_back(self, store: Store) -> bool:
+        """Whether one that may go on to linger gives back the baton that it may have taken."""
+        return sum(line.is_live for line in store.lease) < self.rules.limit
+
     def call_again(self, waiter: Waiter) -> bool:
         """Whether one that has not come is called once more before anybody behind it."""
         return not waiter.again
@@ -196,7 +200,9 @@ class Parking:
         other = waits.lingers if waits.is_lingering else NONE
         may_linger = waits.knows_hold and self.rules.is_short and (is_called or waits.line[0] == trigger)
         if ask.may_linger and may_linger and other in (NONE, trigger):
-            waits = waits._replace(has_baton=waits.has_baton and other != NONE, lingers=trigger, is_lingering=True)
+            # While a place is free that is another's, it has taken the baton of that one.
+            has_baton = other != NONE and (waits.has_baton or self.is_given_back(store))
+            waits = waits._replace(has_baton=has_baton, lingers=trigger, is_lingering=True)
             return self.call_next(store._replace(waits=waits.call(trigger)), ask.calls, 0), ("linger",)
         if is_called and may_linger and not ask.may_linger:
             waits = waits._replace(no_slot=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from model_world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from random import Random
 
     from model_config import Config, Step
@@ -70,6 +70,17 @@ def first_trace(config: Config, is_met: Callable[[State, Step], bool]) -> Trace:
                 came_by[number] = known, state, step
                 ahead.append((number, step.state))
     raise LookupError("no way leads there")
+
+
+def named_trace(config: Config, names: Iterable[str]) -> Trace:
+    """Return the way that these steps take, each an action and where it happens; the first such one that can be taken."""
+    world = World(config)
+    state, trace = world.start(), []
+    for action, _, where in (name.strip().rpartition(" ") for name in names):
+        step = next(step for step in world.steps(state) if (step.action, step.where) == (action, int(where)))
+        trace.append((state, step))
+        state = step.state
+    return trace
 
 
 def _way(came_by: dict[int, tuple[int, State, Step] | None], number: int) -> Trace:

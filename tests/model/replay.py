@@ -138,7 +138,7 @@ class Replay(View):
         elif action in ("lingers", "slot again"):
             client.hset(names.pace, {"lingers": "lingers_until"}.get(action, "no_slot_until"), past)
         elif action == "baton":
-            assert self.store.await_baton(self.records[0], 1.0)
+            assert client.lpop(names.baton)
         elif action == "baton is gone":
             client.delete(names.baton)
 

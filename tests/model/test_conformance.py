@@ -9,7 +9,7 @@ from cluster import Keyspace
 from model_config import ALL_FAULTS, Config
 from model_rules import calls_in
 from model_state import NONE
-from model_traces import first_trace, random_trace, short_traces
+from model_traces import first_trace, named_trace, random_trace, short_traces
 from model_worlds import WAITING as WORLDS_OF_WAITING
 from replay import Halves, Replay
 
@@ -72,6 +72,10 @@ def is_led_by_a_look(before, step):
     return step.reply == ("later",) and step.state.store.waits.line != before.store.waits.line
 
 
+def is_linger_that_gives_the_baton_back(before, step):
+    return step.reply[:1] == ("linger",) and step.state.store.waits.has_baton and not before.store.waits.has_baton
+
+
 #: What has gone wrong once, or may, and the world in which it is met.
 WAYS = [
     (is_recall_of_one_that_has_entered, "a queue, any fault"),
@@ -80,7 +84,17 @@ WAYS = [
     (is_held_while_somebody_waits, "a queue beside one that goes back"),
     (is_called_twice, "a line, late messages"),
     (is_led_by_a_look, "join, any fault"),
+    (is_linger_that_gives_the_baton_back, "a line of short runs, a late message"),
 ]
+#: Two linger, as the second is called ahead when the run ends for which the first has waited; what happens then, up to the run
+#: of the second: it has the baton before the first, and gives it back.
+PARK = "deliver 1, enter 1, acknowledge 1"
+END = "finish succeeded 0, {calls}, tell 0, settle 0, acknowledge 0"
+TWO_LINGER = f"""
+    deliver 0, enter 0, {PARK}, {PARK}, {PARK}, {END.format(calls="call 0, call 0")}, deliver 0, enter 0,
+    {END.format(calls="call 0")}, deliver to a free slot 0, deliver to a free slot 1
+"""
+SECOND_TAKES_IT = "baton 1, enter lingering 1, baton 0, enter lingering 0, finish succeeded 0, baton 1, enter lingering 1"
 DEATHS = ANY._replace(keys=(None,), policies=("wait",), retries=0, max_deliveries=2)
 
 
@@ -111,6 +125,14 @@ def test_random_traces_of_who_waits_give_the_same_answers_and_leave_the_same(pla
 def test_the_way_to_it_gives_the_same_answers_and_leaves_the_same(place, is_met, world):
     config = WORLDS_OF_WAITING[world]
     trace = first_trace(config, is_met)
+    Replay(*place, config).run(trace)
+
+
+def test_the_baton_that_the_second_has_taken_comes_to_the_first(place):
+    config = WORLDS_OF_WAITING["a line of three"]._replace(keys=(None,) * 4, policies=("queue",) * 4, is_short=True)
+    trace = named_trace(config, [*TWO_LINGER.split(","), *SECOND_TAKES_IT.split(",")])
+    entered = [(step.where, step.reply[0]) for _, step in trace if step.action == "enter lingering"]
+    assert entered == [(1, "linger"), (0, "acquired"), (1, "acquired")]
     Replay(*place, config).run(trace)
 
 

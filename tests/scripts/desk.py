@@ -214,6 +214,10 @@ class Desk:
         name, past = self.due_name(claim), self.keyspace.now_ms() - seconds * 1000
         assert self.client.zadd(name, {claim.record.member: past}, xx=True, ch=True) == 1
 
+    def take_baton(self, lock_key: LockKey = LOCK) -> bool:
+        """Take what is there for whoever waits in its slot. Returns whether it was."""
+        return self.client.lpop(self.store.keys.lock(lock_key).baton) is not None
+
     def lose_next_reply(self, *, spare: int = 0) -> list[str]:
         """Cut the connection after the next exchange, or a later one: the script has run, its reply never comes.
 

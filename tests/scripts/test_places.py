@@ -370,11 +370,12 @@ def test_one_that_is_back_in_front_of_short_runs_may_wait_in_its_slot_and_is_the
 def test_the_end_of_the_run_tells_whoever_waits_in_its_slot(short, desk):
     lingering(short, "a")
     claim, token = short.held
-    assert not desk.store.await_baton(desk.claim("a").record, 0.01)
+    assert not desk.take_baton()
     short.begin(claim, 0.1)
     desk.store.finish(desk.lease(claim, token), claim.record, Outcome.SUCCEEDED, Encoded("", "", b""), reason="[]", keep=60.0)
-    assert desk.store.await_baton(desk.claim("a").record, SLACK)
-    assert isinstance(lingering(short, "a"), Acquired)
+    asks = short.claim("a", waits=Waits(linger=0.4))
+    assert isinstance(desk.store.enter_after_baton(asks, SLACK, lambda: True), Acquired)
+    assert not desk.take_baton()
     short.knows(hold_ms="100")
     short.begin(desk.claim("a"), -60.0)
     assert isinstance(lingering(short, "b"), Linger)

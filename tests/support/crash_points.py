@@ -112,7 +112,7 @@ def install(app: Celery) -> None:
         "hand_on",
         "replay:before-publish",
         "replay:after-publish",
-        lambda _, calls: [_id_in(call.message) for call in calls],
+        lambda _, calls, **__: [_id_in(call.message) for call in calls],
     )
     around(Store, "follow", "", "follow:after", lambda _, claim, by: [claim.record.task_id])
     around(run, "_give_back", "retry:after-publish", "abandon:after", _given_back_to_a_later_generation)

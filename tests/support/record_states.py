@@ -143,8 +143,13 @@ class Watch:
             self._compare(script, was, self._look(script, values))
         return replies
 
-    def wait_for(self, name: str, seconds: float) -> bool:
-        return self._connections.wait_for(name, seconds)
+    def run_after(
+        self, name: str, seconds: float, goes_on: Callable[[], bool], script: Script, keys: int, values: Sequence[Value]
+    ) -> Any:
+        before = self._look(script, values)
+        reply = self._connections.run_after(name, seconds, goes_on, script, keys, values)
+        self._compare(script, before, self._look(script, values))
+        return reply
 
     def close(self) -> None:
         self._connections.close()

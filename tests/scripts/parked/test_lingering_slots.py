@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from queue_desk import ids
 
+from celery_singleflight import StoreUnavailable
 from celery_singleflight.claims import Acquired, Linger, Parked
 
 
@@ -27,6 +30,10 @@ def linger(desk, task_id="l0", **how):
 
 def has_baton(desk):
     return desk.client.exists(desk.name("baton")) == 1
+
+
+def ask_after_baton(desk, claim, seconds=5.0):
+    return desk.store.enter_after_baton(claim, seconds, lambda: True)
 
 
 def test_the_first_in_line_may_wait_in_its_slot_for_a_few_runs(desk, short):
@@ -64,14 +71,31 @@ def test_who_has_others_before_it_does_not(desk, short):
 
 def test_who_leaves_passes_the_baton_and_it_runs_next(desk, short):
     claim = linger(desk)
-    assert not desk.store.await_baton(claim.record, 0.01)
+    assert not has_baton(desk)
 
     assert desk.end(*short) == []
 
-    assert desk.store.await_baton(claim.record, 1.0)
-    assert isinstance(desk.enter(claim), Acquired)
+    assert isinstance(ask_after_baton(desk, claim), Acquired)
+    assert not has_baton(desk)
     assert "lingers" not in desk.pace()
     desk.check_gone()
+
+
+def test_who_gets_no_baton_asks_all_the_same(desk, short):
+    claim = linger(desk)
+    answer = ask_after_baton(desk, claim._replace(waits=claim.waits._replace(linger=0.0)), 0.01)
+    assert (answer.how, answer.place) == ("line", 0)
+    assert "lingers" not in desk.pace()
+
+
+def test_who_asks_after_the_baton_and_loses_the_reply_asks_again_and_has_the_lease(desk, short):
+    claim = linger(desk)
+    desk.end(*short)
+    desk.lose_next_reply()
+    with suppress(StoreUnavailable):
+        ask_after_baton(desk, claim)
+    assert isinstance(desk.enter(claim), Acquired)
+    assert not has_baton(desk)
 
 
 def test_a_baton_that_nobody_takes_goes_by_itself(desk, short):
@@ -99,18 +123,72 @@ def test_who_waits_behind_a_lingering_one_is_called_ahead(desk, short):
 def test_who_was_called_ahead_waits_in_its_slot_while_the_first_comes(desk, short):
     first, second = desk.park("w0"), desk.park("w1")
     assert desk.end(*short) == ["w0", "w1"]
+    assert not has_baton(desk), "the place is the first one's"
     copy = desk.copy_of(second, waits=second.waits._replace(linger=0.4))
-
-    assert isinstance(desk.enter(copy), Linger)
-
     desk.let_linger_last()
-    assert not has_baton(desk), "the place is the first one's: the baton would send it round in circles"
     ahead = desk.copy_of(first)
     token = desk.acquire(ahead).token
     assert not has_baton(desk)
+    assert isinstance(ask_after_baton(desk, copy, 0.01), Linger)
+    desk.let_linger_last()
+    assert not has_baton(desk), "no place is free"
     assert desk.end(ahead, token) == []
+    assert isinstance(ask_after_baton(desk, copy), Acquired)
+
+
+@pytest.fixture
+def two_linger(desk, short):
+    """Two that were called ahead wait in their slots, and a place is free: the first one's. Returns how they ask."""
+    claims = [desk.park(task_id) for task_id in ("w0", "w1", "w2")]
+    assert desk.end(*short) == ["w0", "w1"]
+    desk.let_linger_last()
+    desk.make_runs_short()
+    assert desk.run_called(claims[0]) == ["w2"]
+    desk.let_linger_last()
+    assert desk.called() == {"w1", "w2"}
+    return [desk.copy_of(claim, waits=claim.waits._replace(linger=0.4)) for claim in claims[1:]]
+
+
+def test_the_second_gives_back_the_baton_of_the_first_that_it_has_taken(desk, two_linger):
+    first, second = two_linger
     assert has_baton(desk)
-    assert isinstance(desk.enter(copy), Acquired)
+
+    assert isinstance(ask_after_baton(desk, second), Linger)
+
+    assert desk.line() == ["w1", "w2"]
+    assert 0 < desk.client.pttl(desk.name("baton")) <= 2000
+    assert isinstance(ask_after_baton(desk, first), Acquired)
+    assert not has_baton(desk)
+
+
+def test_it_gets_its_own_baton_when_the_first_has_run(desk, two_linger):
+    first, second = two_linger
+    ask_after_baton(desk, second)
+    desk.let_linger_last()
+    token = ask_after_baton(desk, first).token
+    assert isinstance(ask_after_baton(desk, second, 0.01), Linger)
+    assert not has_baton(desk), "no place is free"
+    desk.let_linger_last()
+
+    assert desk.end(first, token) == []
+
+    assert isinstance(ask_after_baton(desk, second), Acquired)
+
+
+def test_a_baton_is_not_given_back_beside_the_one_that_is_there(desk, two_linger):
+    _, second = two_linger
+    desk.take_baton()
+    for _ in range(2):
+        assert isinstance(desk.enter(second), Linger)
+        desk.let_linger_last()
+    assert desk.client.llen(desk.name("baton")) == 1
+
+
+def test_a_baton_is_given_back_by_nobody_who_lingers_no_more(desk, two_linger):
+    _, second = two_linger
+    desk.take_baton()
+    assert isinstance(desk.enter(second._replace(waits=second.waits._replace(linger=0.0))), Parked)
+    assert not has_baton(desk)
 
 
 def test_who_has_lingered_in_vain_waits_in_line_and_says_so(desk, short):
