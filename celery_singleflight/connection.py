@@ -11,7 +11,7 @@ import random
 import re
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from redis.exceptions import (
     BusyLoadingError,
@@ -129,7 +129,7 @@ class DirectConnections:
         try:
             answers = self._exchange(packed, 2, partial(wait_for_reply, goes_on=goes_on, look=_LOOK, seconds=seconds))
         except (*_TRANSIENT, RedisError, ReplyError) as error:
-            raise StoreUnavailable(f"the store does not let wait for {name}: {error}") from error
+            _give_up(f"the store does not let wait for {name}", error)
         if not answers:
             return None
         reply = answers[1]
@@ -211,7 +211,9 @@ class ClientConnections:
                 if not goes_on():
                     return None
         except (*_TRANSIENT, RedisError) as error:
-            raise StoreUnavailable(f"the store does not let wait for {name}: {error}") from error
+            # What the server says of the list keeps no script from running.
+            if isinstance(error, _TRANSIENT) or not isinstance(error, ResponseError):
+                _give_up(f"the store does not let wait for {name}", error)
         return self.run(script, keys, values)
 
     def close(self) -> None:  # noqa: D102
@@ -255,10 +257,13 @@ def _persist(
             failure = error
         except RedisError as error:
             failure = error
-    attempts = f"the store did not run {script.name} in {len(pauses)} attempts"
+    return _give_up(f"the store did not run {script.name} in {len(pauses)} attempts", failure)
+
+
+def _give_up(what: str, failure: Exception | None) -> NoReturn:
     if isinstance(failure, MasterNotFoundError):
-        raise StoreUnavailable(f"{attempts}: no Sentinel names a primary") from None  # it may quote a password
-    raise StoreUnavailable(f"{attempts}: {failure}") from failure
+        raise StoreUnavailable(f"{what}: no Sentinel names a primary") from None  # it may quote a password
+    raise StoreUnavailable(f"{what}: {failure}") from failure
 
 
 def _or_error(run: Callable[[Script, int, Sequence[Value]], Any], script: Script, keys: int, values: Sequence[Value]) -> Any:
