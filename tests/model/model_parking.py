@@ -56,7 +56,7 @@ class Parking:
         return store.set_due(waiter.trigger, is_due=True)
 
     def is_given_back(self, store: Store) -> bool:
-        """Whether one that may go on to linger gives back the baton that it may have taken."""
+        """Whether one that has lingered gives back the baton: a place is free, and not for it."""
         return sum(line.is_live for line in store.lease) < self.rules.limit
 
     def call_again(self, waiter: Waiter) -> bool:
@@ -198,11 +198,11 @@ class Parking:
         if trigger not in waits.line:
             waits = waits._replace(line=(*waits.line, trigger))
         other = waits.lingers if waits.is_lingering else NONE
+        if other == trigger and self.is_given_back(store):
+            waits = waits._replace(has_baton=True)
         may_linger = waits.knows_hold and self.rules.is_short and (is_called or waits.line[0] == trigger)
         if ask.may_linger and may_linger and other in (NONE, trigger):
-            # While a place is free that is another's, it has taken the baton of that one.
-            has_baton = other != NONE and (waits.has_baton or self.is_given_back(store))
-            waits = waits._replace(has_baton=has_baton, lingers=trigger, is_lingering=True)
+            waits = waits._replace(has_baton=waits.has_baton and other != NONE, lingers=trigger, is_lingering=True)
             return self.call_next(store._replace(waits=waits.call(trigger)), ask.calls, 0), ("linger",)
         if is_called and may_linger and not ask.may_linger:
             waits = waits._replace(no_slot=True)

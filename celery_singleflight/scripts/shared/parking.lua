@@ -158,13 +158,14 @@ local function park(who, is_unripe, is_free)
   end
   local hold, other = tonumber(redis.call('HGET', pace, 'hold_ms')), lingerer()
   local may_linger = hold and hold <= SHORT_MS and not is_unripe and (is_called or redis.call('ZRANK', line, member) == 0)
+  if is_free and other == member then
+    -- It may have taken the baton of who was called before it, for whom that place is, and who is still to come.
+    pass_baton()
+  end
   if linger_ms ~= '' and may_linger and (not other or other == member) then
     local ms = math.min(tonumber(linger_ms), longest_linger(hold))
     if not other then
       redis.call('DEL', baton)
-    elseif is_free then
-      -- Its place has been freed, and this one has taken the baton of who was called before it and is still to come.
-      pass_baton()
     end
     redis.call('HSET', pace, 'lingers', member, 'lingers_until', text(now + ms))
     redis.call('ZADD', called, text(now + ms + RESERVED_MS), member)

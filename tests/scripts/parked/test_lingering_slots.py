@@ -136,61 +136,6 @@ def test_who_was_called_ahead_waits_in_its_slot_while_the_first_comes(desk, shor
     assert isinstance(ask_after_baton(desk, copy), Acquired)
 
 
-@pytest.fixture
-def two_linger(desk, short):
-    """Two that were called ahead wait in their slots, and a place is free: the first one's. Returns how they ask."""
-    claims = [desk.park(task_id) for task_id in ("w0", "w1", "w2")]
-    assert desk.end(*short) == ["w0", "w1"]
-    desk.let_linger_last()
-    desk.make_runs_short()
-    assert desk.run_called(claims[0]) == ["w2"]
-    desk.let_linger_last()
-    assert desk.called() == {"w1", "w2"}
-    return [desk.copy_of(claim, waits=claim.waits._replace(linger=0.4)) for claim in claims[1:]]
-
-
-def test_the_second_gives_back_the_baton_of_the_first_that_it_has_taken(desk, two_linger):
-    first, second = two_linger
-    assert has_baton(desk)
-
-    assert isinstance(ask_after_baton(desk, second), Linger)
-
-    assert desk.line() == ["w1", "w2"]
-    assert 0 < desk.client.pttl(desk.name("baton")) <= 2000
-    assert isinstance(ask_after_baton(desk, first), Acquired)
-    assert not has_baton(desk)
-
-
-def test_it_gets_its_own_baton_when_the_first_has_run(desk, two_linger):
-    first, second = two_linger
-    ask_after_baton(desk, second)
-    desk.let_linger_last()
-    token = ask_after_baton(desk, first).token
-    assert isinstance(ask_after_baton(desk, second, 0.01), Linger)
-    assert not has_baton(desk), "no place is free"
-    desk.let_linger_last()
-
-    assert desk.end(first, token) == []
-
-    assert isinstance(ask_after_baton(desk, second), Acquired)
-
-
-def test_a_baton_is_not_given_back_beside_the_one_that_is_there(desk, two_linger):
-    _, second = two_linger
-    desk.take_baton()
-    for _ in range(2):
-        assert isinstance(desk.enter(second), Linger)
-        desk.let_linger_last()
-    assert desk.client.llen(desk.name("baton")) == 1
-
-
-def test_a_baton_is_given_back_by_nobody_who_lingers_no_more(desk, two_linger):
-    _, second = two_linger
-    desk.take_baton()
-    assert isinstance(desk.enter(second._replace(waits=second.waits._replace(linger=0.0))), Parked)
-    assert not has_baton(desk)
-
-
 def test_who_has_lingered_in_vain_waits_in_line_and_says_so(desk, short):
     claim = linger(desk)
 
