@@ -97,6 +97,7 @@ ELSEWHERE = {
     "conclude:after",
     "park:after",
     "linger:begin",
+    "linger:granted",
     "call:before-publish",
     "call:after-publish",
     "follow:after",

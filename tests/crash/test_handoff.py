@@ -31,6 +31,7 @@ from waiting_room import (
     held,
     line,
     messages_in_custody,
+    name_of,
     park,
     park_all,
     parked,
@@ -125,6 +126,40 @@ def test_who_lingers_dies(place, key, how):
         wait_for_death(place, first.id, how)
         waiting = park_all(place, key, in_line(place, key, 2, 3))
     assert_all_ran_once_in_order(place, key, [before, first, *waiting], [0, 1, 2, 3])
+
+
+def lingers(place, key):
+    """Who waits in its slot for a lock key, or has done."""
+    member = place.store().hget(name_of(place, "pace", key) or "", "lingers")
+    return member and member.decode()
+
+
+def linger_until_granted(place, key, number):
+    """Let a trigger wait in its slot while the lock key is held, and give that back. Returns its result."""
+    with held(place, key):
+        remember_short_runs(place, key)
+        result = place.task("line").s(key, number).apply_async(task_id=f"{key}-{number}")
+        wait_until(lambda: lingers(place, key) == result.id, 20, "it lingers")
+    wait_until(lambda: deaths(place.ledger, result.id) or number in values(place, key), 20, "it has the lease")
+    return result
+
+
+@pytest.mark.parametrize("how", DIES)
+def test_who_has_the_lease_with_the_baton_dies_before_its_body(place, key, how):
+    with held(place, key):
+        results = [park(place, key, place.task("line").s(key, 0))]
+    assert results[0].get(timeout=20) == 0
+    # Where this machine is so slow that the slot was given up before, another trigger is to die.
+    for number in range(1, 11):
+        arm(place.ledger, "linger:granted", how, f"{key}-{number}")
+        results.append(linger_until_granted(place, key, number))
+        if deaths(place.ledger, results[-1].id):
+            break
+        results[-1].get(timeout=20)
+    wait_for_death(place, results[-1].id, how)
+    assert results[-1].get(timeout=40) == number
+    results.append(place.task("line").delay(key, "next"))
+    assert_all_ran_once_in_order(place, key, results, [*range(number + 1), "next"])
 
 
 @pytest.mark.parametrize("how", DIES)

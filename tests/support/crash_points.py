@@ -40,6 +40,7 @@ POINTS: Final = {
     "requeue:after-publish": "child",
     "park:after": "child",
     "linger:begin": "child",
+    "linger:granted": "child",
     "call:before-publish": "child",
     "call:after-publish": "child",
     "follow:after": "child",
@@ -87,6 +88,7 @@ def install(app: Celery) -> None:
     from celery.worker.request import Request  # noqa: PLC0415, as above
 
     from celery_singleflight import entering, handoff, replaying, run, sweeper, waiting  # noqa: PLC0415, as above
+    from celery_singleflight.claims import Acquired  # noqa: PLC0415, as above
     from celery_singleflight.departure import Departure  # noqa: PLC0415, as above
     from celery_singleflight.store import Store  # noqa: PLC0415, as above
 
@@ -106,6 +108,14 @@ def install(app: Celery) -> None:
     )
     around(run, "park", "park:after", "", lambda trigger, _: [trigger.request.id])
     around(entering, "_linger", "linger:begin", "", lambda _, trigger, *__: [trigger.request.id])
+    around(
+        Store,
+        "enter_after_baton",
+        "",
+        "linger:granted",
+        lambda _, claim, *__: [claim.record.task_id],
+        found=lambda entered: [] if isinstance(entered, Acquired) else None,
+    )
     around(handoff, "publish_again", "call:before-publish", "call:after-publish", lambda _, it, **__: [_id_in(it.message)])
     around(
         replaying,
