@@ -138,7 +138,7 @@ def swift_producer(app: Celery) -> Iterator[Any]:
 
 def has_front(app: Celery) -> bool:
     """Whether what a `swift_producer` of the app publishes goes before what was published earlier."""
-    transport = type(app.producer_pool.connections.connection.transport)
+    transport: Any = type(app.producer_pool.connections.connection.transport)
     return transport.driver_type == "redis" and _to_the_front(transport) is not transport
 
 

@@ -75,9 +75,10 @@ def wait_for_death(place, task_id, how):
         wait_until(lambda: any(worker.container.status == "exited" for worker in place.workers), 10, "a worker is dead")
 
 
-def assert_all_ran_once_in_order(place, key, results, expected):
+def assert_all_ran_once(place, key, results, expected, *, in_order=True):
     assert get_all(results) == expected
-    assert values(place, key) == expected
+    ran = values(place, key)
+    assert (ran if in_order else sorted(ran, key=expected.index)) == expected
     for result in results:
         let_patience_end(place, result.id)
         assert_nothing_is_left(place, result.id, key)
@@ -85,7 +86,7 @@ def assert_all_ran_once_in_order(place, key, results, expected):
     # An hour later the broker gives out again what a dead worker had: there is nothing to do.
     let_the_broker_give_out_again(place, key)
     wait_until(lambda: messages_with(place, key) == 0, 20, "the broker has no message")
-    assert values(place, key) == expected
+    assert values(place, key) == ran
     assert live_overlaps(place.ledger, key) == 0
 
 
@@ -99,7 +100,9 @@ def test_who_has_to_call_the_next_dies(place, key, point, how):
     place.ledger.open(key)
     wait_for_death(place, waiting[0].id, how)
     let_patience_end(place, holder.id)
-    assert_all_ran_once_in_order(place, key, [holder, *waiting], ["holder", 1, 2, 3])
+    # What has been published may be taken by the worker that dies: then it runs again when its lease has ended, behind others.
+    in_order = (point, how) != ("call:after-publish", "worker")
+    assert_all_ran_once(place, key, [holder, *waiting], ["holder", 1, 2, 3], in_order=in_order)
 
 
 @pytest.mark.parametrize("how", DIES)
@@ -110,7 +113,7 @@ def test_who_has_just_been_parked_dies_with_its_process(place, key, how):
         wait_for_death(place, first.id, how)
         waiting = park_all(place, key, in_line(place, key, 2, 3))
         assert line(place, key) == [first.id, *[result.id for result in waiting]]
-    assert_all_ran_once_in_order(place, key, [first, *waiting], [1, 2, 3])
+    assert_all_ran_once(place, key, [first, *waiting], [1, 2, 3])
     assert "died" not in record_of(place, first.id), "no body has run"
 
 
@@ -125,7 +128,7 @@ def test_who_lingers_dies(place, key, how):
         first = park(place, key, place.task("line").s(key, 1), task_id=f"{key}-1")
         wait_for_death(place, first.id, how)
         waiting = park_all(place, key, in_line(place, key, 2, 3))
-    assert_all_ran_once_in_order(place, key, [before, first, *waiting], [0, 1, 2, 3])
+    assert_all_ran_once(place, key, [before, first, *waiting], [0, 1, 2, 3])
 
 
 def lingers(place, key):
@@ -159,7 +162,7 @@ def test_who_has_the_lease_with_the_baton_dies_before_its_body(place, key, how):
     wait_for_death(place, results[-1].id, how)
     assert results[-1].get(timeout=40) == number
     results.append(place.task("line").delay(key, "next"))
-    assert_all_ran_once_in_order(place, key, results, [*range(number + 1), "next"])
+    assert_all_ran_once(place, key, results, [*range(number + 1), "next"])
 
 
 @pytest.mark.parametrize("how", DIES)
