@@ -65,6 +65,17 @@ def test_of_messages_on_their_way_to_a_worker_as_many_may_be_lost_as_workers_wer
     assert not evidence.verdict(kill, value=None, logs=f"{at_one} received").is_good
 
 
+def test_what_a_run_has_said_may_be_recorded_though_its_process_was_killed_before_it_heard_so(evidence):
+    evidence.body("r1", 1, 2, recorded=False, pid=7)
+    killed_at_once = Struck("kill child", 3.0, 3.0, killed={7: 3.0})
+    killed_later = Struck("kill child", 6.9, 6.9, killed={7: 6.9})
+    stall = Struck("long stall", 1.9, 7.0)
+    assert evidence.verdict(killed_at_once).is_good
+    assert not evidence.verdict(killed_later).is_good
+    assert evidence.verdict(killed_later, stall).is_good, "nothing got through to the store and back"
+    assert not evidence.verdict(stall).is_good
+
+
 def test_two_bodies_at_once_are_an_overlap(evidence):
     verdict = evidence.body("r1", 1, 3).body("r2", 2, 4, token=2, pid=2, task_id="b").verdict(ids=("a",))
     assert any("overlap of one key" in violation for violation in verdict.violations)

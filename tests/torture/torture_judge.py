@@ -443,10 +443,15 @@ class Judge:
         return any(each.kind in _AWAY and each.at <= run.until + _SLACK <= each.until + 2 * _SLACK for each in self.struck)
 
     def _died_just_after(self, run: Run) -> bool:
-        """Whether its process was killed between the end of its body and the record."""
-        return any(
-            run.pid in each.killed and run.until <= each.killed[run.pid] <= run.until + 2 * self.ttl for each in self.struck
-        )
+        """Whether its process was killed between the end of its body and the store's word that this is recorded.
+
+        While nothing gets through to the store and back it waits for that word; what it has said may be recorded all the same.
+        """
+        latest = run.until + 2 * self.ttl
+        for each in self.struck:
+            if each.kind in _AWAY and each.until >= run.until and each.at <= latest:
+                latest += each.until - max(each.at, run.until)
+        return any(run.pid in each.killed and run.until <= each.killed[run.pid] <= latest for each in self.struck)
 
     def _class_of(self, run: Run) -> str:
         for struck in self.struck:
