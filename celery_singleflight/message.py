@@ -104,10 +104,11 @@ def replace_arguments(request: Any, kwargs: dict[str, Any], marks: dict[str, Any
     request.args, request.kwargs = [], kwargs
 
 
-def publish_again(app: Celery, handout: Handout, *, at_end: bool = False) -> str:
+def publish_again(app: Celery, handout: Handout, *, is_called: bool = True, at_end: bool = False) -> str:
     """Publish a message that the store has handed out, to where it was sent first, as a new copy. Returns its task id.
 
-    It has waited its turn, and goes before what the broker and the worker have, where they let it; but not `at_end`.
+    Where it is called, its turn has come: it goes before what the worker has and, but for `at_end`, before what the broker has,
+    where they let it.
 
     Raises what the broker's client raises; `ValueError` when the message cannot be read.
     """
@@ -121,7 +122,7 @@ def publish_again(app: Celery, handout: Handout, *, at_end: bool = False) -> str
         headers |= {header.FIRST_SEEN: handout.first_ms, header.WAITS: 1}
     else:
         headers["expires"] = None  # what has entered cannot expire any more
-    if not at_end:
+    if is_called:
         headers[header.LINGER] = handout.linger
     # Without a priority kombu gives it one.
     sent = {name: value for name, value in head.items() if value is not None or name == "priority"}

@@ -87,7 +87,7 @@ def replay(
         outcome or "and that was taken back with a resolved step",
     )
     _forget_result(app, task_id)
-    hand_on(app, [Handout(message, "")], at_end=True)
+    hand_on(app, [Handout(message, "")], is_called=False)
     signals.replayed.send(
         sender=app.tasks[task],
         task_id=task_id,

@@ -10,20 +10,21 @@ import mmap
 import os
 import struct
 from collections import deque
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from billiard.process import current_process
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ("count_slots", "engage", "free_slots", "let_pass", "recount_slots", "share_slots")
+__all__ = ("count_slots", "engage", "free_slots", "let_pass", "may_go_first", "recount_slots", "share_slots")
 
 #: How many slots are free, and how many have a protected trigger; behind it a byte for each, 1 while it is engaged.
 _COUNT: Final = struct.Struct("ii")
 _MOST: Final = 1024
+#: How often one that waits for a slot is passed. A burst on one key has passed by then.
+_PASSED_AT_MOST: Final = 4
 
 
 class _Slots:
@@ -40,6 +41,10 @@ class _Slots:
         #: Where this process says that its slot is engaged, and which process that is.
         self.place = 0
         self.pid = 0
+        #: How often those whose turn had come have passed one that waits for a slot.
+        self.passed: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        #: Whether what this process has handed on last while no slot was free has gone first.
+        self.went_first = False
 
 
 _slots: Final = _Slots()
@@ -74,7 +79,10 @@ def recount_slots() -> bool:
 
 
 def let_pass(worker: Any) -> None:
-    """Have the worker give a trigger whose turn has come to its pool before those that have come to the worker earlier."""
+    """Have the worker give a trigger whose turn has come to its pool before those that have come to the worker earlier.
+
+    Each of those is passed a few times at most: else those in line, who come one after the other, would keep all slots.
+    """
     semaphore = getattr(worker, "semaphore", None)
     line = getattr(semaphore, "_waiting", None)
     if semaphore is None or not isinstance(line, deque):
@@ -83,12 +91,32 @@ def let_pass(worker: Any) -> None:
     def acquire(give: Any, request: Any) -> bool:
         has_slot: bool = semaphore.acquire(give, request)
         if not has_slot and getattr(request, "is_handed_out", False):
-            its = line.pop()
-            before = takewhile(lambda waiting: getattr(waiting[1][0], "is_handed_out", False), line)
-            line.insert(sum(1 for _ in before), its)
+            its, place = line.pop(), len(line)
+            while place and _lets_pass(line[place - 1][1][0]):
+                place -= 1
+            line.insert(place, its)
         return has_slot
 
     worker._quick_acquire = acquire  # noqa: SLF001, it looks there each time
+
+
+def _lets_pass(waiting: Any) -> bool:
+    times = _slots.passed.get(waiting, 0)
+    if getattr(waiting, "is_handed_out", False) or times == _PASSED_AT_MOST:
+        return False
+    _slots.passed[waiting] = times + 1
+    return True
+
+
+def may_go_first() -> bool:
+    """Whether the message of a trigger whose turn has come may go before what waits in its queue, as far as this process knows.
+
+    Beside a free slot it always may. Where there is none, every second one may: else those in line would keep all slots, and
+    one line would keep the others waiting. A process outside of a worker gives no slot from one to the next.
+    """
+    is_outside = _slots.worker is None and not _place()
+    _slots.went_first = is_outside or free_slots() > 0 or not _slots.went_first
+    return _slots.went_first
 
 
 def free_slots() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from uuid import uuid4
@@ -212,6 +213,29 @@ def test_whose_turn_has_come_goes_before_what_the_broker_and_the_worker_have(sta
     assert len(place.ledger.runs(f"{key}-backlog")) < 40, "those that were there before it still wait"
     get_all(backlog)
     assert values(place, key) == [0, 1]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_lines_that_have_all_slots_leave_a_share_to_other_tasks(start_place, valkey, key, count):
+    """Each run calls the next before its slot is free: what goes first each time would keep all others waiting to its end."""
+    config = settings_apart(valkey.url, singleflight_lease_ttl=30)
+    place = start_place(config, app_module=waiting_app, workers=1, concurrency=count)
+    keys, waiting = [f"{key}-{n}" for n in range(count)], []
+    with ExitStack() as block:
+        for each in keys:
+            block.enter_context(held(place, each))
+            first = place.task("line").s(each, 0, gate=key)
+            others = [place.task("line").s(each, value, seconds=0.12) for value in range(1, 15)]
+            waiting += park_all(place, each, [first, *others])
+    wait_until(lambda: all(place.ledger.runs(each) for each in keys), 15, "all slots are taken")
+    other = place.task("long").delay(f"{key}-other")
+    place.ledger.open(key)
+    other.get(timeout=20)
+    began = place.ledger.runs(f"{key}-other")[0]["at"]
+    before = [row for each in keys for row in place.ledger.runs(each) if row["at"] < began]
+    assert len(before) < 9 * count, "those in line have not all run before it"
+    assert get_all(waiting) == list(range(15)) * count
+    assert all(values(place, each) == list(range(15)) for each in keys)
 
 
 def test_a_holder_that_is_terminated_makes_room_for_the_next(place, key):

@@ -12,26 +12,33 @@ CALLS = [Handout(name, "") for name in (b"first", b"second", b"third")]
 
 
 @pytest.mark.parametrize(
-    ("has_front", "at_end", "published"),
+    ("has_front", "may_go_first", "is_called", "published"),
     [
-        (True, False, [b"third", b"second", b"first"]),
-        (True, True, [b"first", b"second", b"third"]),
-        (False, False, [b"first", b"second", b"third"]),
+        (True, True, True, [b"third", b"second", b"first"]),
+        (True, False, True, [b"first", b"second", b"third"]),
+        (True, True, False, [b"first", b"second", b"third"]),
+        (False, True, True, [b"first", b"second", b"third"]),
     ],
-    ids=["each goes to the front", "at the end", "there is no front"],
+    ids=["each goes to the front", "others have their share", "it is not called", "there is no front"],
 )
-def test_the_first_is_before_the_others_in_the_queue(monkeypatch, has_front, at_end, published):
+def test_the_first_is_before_the_others_in_the_queue(monkeypatch, has_front, may_go_first, is_called, published):
     sent = []
+
+    def publish(app, call, **how):
+        assert how == {"is_called": is_called, "at_end": published[0] == b"first"}
+        sent.append(call.message)
+
     monkeypatch.setattr(handoff, "has_front", lambda app: has_front)
-    monkeypatch.setattr(handoff, "publish_again", lambda app, call, *, at_end: sent.append(call.message))
-    hand_on(None, CALLS, at_end=at_end)
+    monkeypatch.setattr(handoff, "may_go_first", lambda: may_go_first)
+    monkeypatch.setattr(handoff, "publish_again", publish)
+    hand_on(None, CALLS, is_called=is_called)
     assert sent == published
 
 
 def test_one_that_cannot_be_published_is_in_nobodys_way(monkeypatch, caplog):
     sent = []
 
-    def publish(app, call, *, at_end):
+    def publish(app, call, **_):
         if call.message == b"second":
             raise OSError("no broker")
         sent.append(call.message)

@@ -190,6 +190,17 @@ def test_a_trigger_whose_turn_has_come_gets_the_next_slot(worker):
     assert worker.begun[-2:] == ["a", "c"]
 
 
+def test_whoever_waits_for_a_slot_is_passed_a_few_times_and_no_more(worker):
+    slots.let_pass(worker)
+    for request in requests(3):
+        worker.give(request)
+    worker.give(Request("a"))
+    for number in range(10):
+        worker.give(called(f"called {number}"))
+        worker.semaphore.release()
+    assert worker.begun.index("a") == 3 + slots._PASSED_AT_MOST
+
+
 def test_it_gets_a_free_slot_as_others_do(worker):
     slots.let_pass(worker)
     worker.give(called("a"))
@@ -201,3 +212,34 @@ def test_a_worker_without_such_a_line_is_left_alone(semaphore):
     worker = SimpleNamespace(semaphore=semaphore)
     slots.let_pass(worker)
     assert not hasattr(worker, "_quick_acquire")
+
+
+# Where its message goes in the broker's queue
+
+
+def test_beside_a_free_slot_a_message_whose_turn_has_come_always_goes_first(worker, be):
+    worker.give(Request())
+    be(0)
+    slots.engage(1)
+    assert [slots.may_go_first() for _ in range(4)] == [True] * 4
+
+
+def test_where_no_slot_is_free_every_second_goes_first(worker, be):
+    for request in requests(3):
+        worker.give(request)
+    for index in range(3):
+        be(index)
+        slots.engage(1)
+    assert [slots.may_go_first() for _ in range(4)] == [True, False, True, False]
+
+
+def test_outside_of_a_worker_it_always_goes_first(monkeypatch, be):
+    monkeypatch.setattr(slots, "_slots", slots._Slots())
+    be(None)
+    assert [slots.may_go_first() for _ in range(3)] == [True] * 3
+
+
+def test_in_a_process_that_has_not_inherited_the_count_every_second_goes_first(monkeypatch, be):
+    monkeypatch.setattr(slots, "_slots", slots._Slots())
+    be(0)
+    assert [slots.may_go_first() for _ in range(3)] == [True, False, True]
