@@ -30,6 +30,8 @@ __all__ = ("await_word", "driver_of", "longest_delay", "park", "requeue", "reque
 
 logger = logging.getLogger(__name__)
 
+#: What does not go on with the trigger: it may have been handed out, but its turn has not come.
+_OF_A_DELIVERY: Final = {"redelivered", header.LINGER}
 #: Seconds between two attempts to publish while the broker is away.
 _BROKER_PAUSE: Final = 2.0
 
@@ -151,7 +153,7 @@ def _publish(trigger: Trigger, countdown: float, headers: dict[str, Any]) -> Any
     Holds the slot until the broker has taken it: to return without would lose the trigger.
     """
     request, task = trigger.request, trigger.task
-    kept = {name: value for name, value in trigger.headers.items() if name != "redelivered" and not name.startswith("x-")}
+    kept = {name: value for name, value in trigger.headers.items() if name not in _OF_A_DELIVERY and not name.startswith("x-")}
     options: dict[str, Any] = {"countdown": countdown, "headers": {**kept, **headers}, "add_to_parent": False}
     content_type = (request.properties or {}).get(header.SERIALIZER)
     if content_type in registry.type_to_name:

@@ -94,6 +94,13 @@ def test_it_goes_back_as_a_new_copy_of_the_same_message(place, task):
     assert third.headers[FIRST_SEEN] == second.headers[FIRST_SEEN]
 
 
+def test_one_that_was_handed_out_and_waits_all_the_same_has_no_turn_any_more(place, task):
+    task.delay("k")
+    (first,) = place.messages()
+    first.headers["singleflight_linger"] = 0
+    assert "singleflight_linger" not in contend(place, task, first).headers
+
+
 def number_of(message):
     epoch, number, *_ = message.headers[PLACE].split(":")
     return epoch, int(number)
