@@ -112,18 +112,23 @@ def may_go_first() -> bool:
     """Whether the message of a trigger whose turn has come may go before what waits in its queue, as far as this process knows.
 
     Beside a free slot it always may. Where there is none, every second one may: else those in line would keep all slots, and
-    one line would keep the others waiting. A process outside of a worker gives no slot from one to the next.
+    one line would keep the others waiting. A process without a slot gives none from one to the next; and whom the sweeper calls
+    is late.
     """
-    is_outside = _slots.worker is None and not _place()
-    _slots.went_first = is_outside or free_slots() > 0 or not _slots.went_first
+    has_slot = _place() > 0 or _counts_here(getattr(_slots.worker, "pool", None))
+    _slots.went_first = not has_slot or free_slots() > 0 or not _slots.went_first
     return _slots.went_first
+
+
+def _counts_here(pool: Any) -> bool:
+    """Whether the slots of the pool are in this process: threads, or the one of solo. Nobody takes the semaphore for them."""
+    return pool is not None and not pool.uses_semaphore
 
 
 def free_slots() -> int:
     """Return how many other slots are free, or about to be, as far as the main process has noted; 0 when that is not known."""
-    pool = getattr(_slots.worker, "pool", None)
-    if pool is not None and not pool.uses_semaphore:
-        # Its slots are in this process: threads, or the one of solo. Nobody takes the semaphore for them.
+    pool: Any = getattr(_slots.worker, "pool", None)
+    if _counts_here(pool):
         return max(int(pool.num_processes) - len(_slots.active), 0)
     shared, place = _slots.shared, _place()
     if shared is None:

@@ -233,6 +233,22 @@ def test_where_no_slot_is_free_every_second_goes_first(worker, be):
     assert [slots.may_go_first() for _ in range(4)] == [True, False, True, False]
 
 
+def test_what_the_main_process_calls_always_goes_first(worker, be):
+    for request in requests(3):
+        worker.give(request)
+    be(None)
+    assert [slots.may_go_first() for _ in range(3)] == [True] * 3
+
+
+def test_where_all_threads_are_busy_every_second_goes_first(monkeypatch):
+    monkeypatch.setattr(slots, "_slots", slots._Slots())
+    active = set(requests(2))
+    slots.share_slots(SimpleNamespace(pool=SimpleNamespace(uses_semaphore=False, num_processes=2)), active)
+    assert [slots.may_go_first() for _ in range(3)] == [True, False, True]
+    active.pop()
+    assert [slots.may_go_first() for _ in range(3)] == [True] * 3
+
+
 def test_outside_of_a_worker_it_always_goes_first(monkeypatch, be):
     monkeypatch.setattr(slots, "_slots", slots._Slots())
     be(None)
