@@ -189,6 +189,7 @@ def _work(trigger: Trigger, entered: Acquired, holding: Holding, lease: Lease, b
     try:
         with holding:
             trigger.binding.coordination.heartbeat.keep(lease, trigger.claim.record)
+            lease.check()  # the process may have stood still since it asked, and the store has given it meanwhile
             if signals.lease_acquired.receivers:
                 signals.lease_acquired.send(sender=trigger.task, lease=lease, execution=holding.execution)
             if holding.execution is not None and holding.execution.attempt > 1:

@@ -10,7 +10,7 @@ import pytest
 from amqp.exceptions import MessageNacked
 from celery import states
 
-from celery_singleflight import Contended, OptionError, WaitTimeout, signals, waiting
+from celery_singleflight import Contended, OptionError, WaitTimeout, run, signals, waiting
 from celery_singleflight.claims import Outcome
 from celery_singleflight.courier import careful_producer
 
@@ -362,3 +362,22 @@ def test_a_message_that_the_broker_does_not_take_is_tried_again(place, task, mon
     assert refusals == ["nacked"]
     assert second.headers[PREVIOUS] == ""
     assert result.state == states.RETRY
+
+
+def test_a_process_that_stood_still_until_its_lease_had_ended_does_not_begin_the_body(place, task, runs, monkeypatch):
+    """The store gives a lease to who lingers as the baton comes, also where nobody is there to take it."""
+    task.delay("k")
+    (first,) = place.messages()
+    enter = run.enter
+
+    def enter_long_ago(trigger):
+        entered, requested_at = enter(trigger)
+        return entered, requested_at - trigger.claim.ttl
+
+    with monkeypatch.context() as stopped:
+        stopped.setattr(run, "enter", enter_long_ago)
+        place.deliver(first)
+    assert runs == []
+    (second,) = place.messages()
+    place.deliver(second)
+    assert len(runs) == 1
