@@ -12,6 +12,7 @@ import re
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from weakref import WeakSet
 
 from redis.exceptions import (
     BusyLoadingError,
@@ -106,7 +107,7 @@ class DirectConnections:
         self._pool: Any = pool
         self._pauses = pauses
         self._idle: list[Any] = []
-        self._pid = os.getpid()
+        _opened.add(self)
 
     def run(self, script: Script, keys: int, values: Sequence[Value]) -> Any:  # noqa: D102, as declared
         return _persist(self._run_once, self._pauses, script, keys, values)
@@ -176,8 +177,6 @@ class DirectConnections:
         return answers
 
     def _take(self) -> Any:
-        if self._pid != os.getpid():
-            self._idle, self._pid = [], os.getpid()
         try:
             return self._idle.pop()
         except IndexError:
@@ -185,6 +184,19 @@ class DirectConnections:
             connection = self._pool.connection_class(**self._pool.connection_kwargs)
             connection.connect()  # here Sentinel is asked, which sending would not
             return connection
+
+
+_opened: Final[WeakSet[DirectConnections]] = WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """Close what a forked child has of its parent's: else the server takes a parent that has died for one that still waits."""
+    for connections in _opened:
+        connections.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class ClientConnections:

@@ -250,7 +250,7 @@ else
     if not parks or is_over(first_ms) then
       return held('lock', unpack(who))
     end
-    return wait_for(who, is_full and first, all, ripe and ripe > now)
+    return wait_for(who, is_full and first, all, ripe and ripe > now, died > 0)
   end
   if #expired > 0 then
     redis.call('HDEL', lease, unpack(expired))

@@ -115,7 +115,7 @@ class Entering(Parking):
         if not (line and line.is_live):
             live = tuple(line for line in store.lease if line.is_live)
             if not self.is_next(store, trigger, self.rules.limit - len(live)):
-                return self._wait(store, ask, live)
+                return self._wait(store, ask, live, has_died=died > 0)
             waiter = store.waits.waiter(trigger)
             group = (waiter.group if waiter else NO_GROUP) or group
             if not group:
@@ -131,7 +131,7 @@ class Entering(Parking):
         store = self._keep_message(self._remember(store, message), message)
         return self.leave_line(store, ask), ("acquired", line.ticket)
 
-    def _wait(self, store: Store, ask: Asked, live: tuple[Line, ...]) -> tuple[Store, Reply]:
+    def _wait(self, store: Store, ask: Asked, live: tuple[Line, ...], *, has_died: bool) -> tuple[Store, Reply]:
         """Who is in the way, and where the trigger waits."""
         trigger, is_full = ask.trigger, len(live) >= self.rules.limit
         if is_full and live[0].trigger == trigger:
@@ -141,7 +141,7 @@ class Entering(Parking):
             return self._held(store, ask, self._what(trigger, trigger, newest, ask.message, "lock"))
         if self.rules.policy(trigger) not in PARKING:
             return self._held(store, ask, "lock")
-        return self.wait_for(store, ask)
+        return self.wait_for(store, ask, has_died=has_died)
 
     def _what(self, runs: int, trigger: int, generation: int, message: Message, other: str) -> str:
         """What is in the way, for a trigger that may be its own forerunner."""

@@ -189,14 +189,17 @@ class Parking:
     def parked_reply(self, store: Store, ask: Asked, how: str) -> tuple[Store, Reply]:
         return self.call_next(store, ask.calls, 0), ("parked", how)
 
-    def park(self, store: Store, ask: Asked) -> tuple[Store, Reply]:
-        """Wait in line, or in the slot where that is worth it: only one does, and never somebody with others before it."""
+    def park(self, store: Store, ask: Asked, *, has_died: bool) -> tuple[Store, Reply]:
+        """Wait in line, or in the slot where that is worth it: only one does, and never somebody with others before it.
+
+        One of which a run has died had its turn, and is in front.
+        """
         trigger = ask.trigger
         is_called = ask.before is not None and store.waits.is_called(trigger)
         store = self.put_by(store, ask)
         waits = store.waits
         if trigger not in waits.line:
-            waits = waits._replace(line=(*waits.line, trigger))
+            waits = waits._replace(line=(trigger, *waits.line) if has_died else (*waits.line, trigger))
         other = waits.lingers if waits.is_lingering else NONE
         if other == trigger and self.is_given_back(store):
             waits = waits._replace(has_baton=True)
@@ -232,7 +235,7 @@ class Parking:
             waits = waits.call(trigger, is_reserved=is_reserved)
         return store._replace(waits=waits), None
 
-    def wait_for(self, store: Store, ask: Asked) -> tuple[Store, Reply]:
+    def wait_for(self, store: Store, ask: Asked, *, has_died: bool) -> tuple[Store, Reply]:
         """Wait as the policy says, when a place is free."""
         trigger, waits = ask.trigger, store.waits
         if ask.before and waits.follows(trigger):
@@ -249,7 +252,7 @@ class Parking:
             store = store._replace(waits=waits._replace(joins=joins))
         elif ask.on_held == "coalesce" and waits.waiter(trigger) is None:
             store = store._replace(waits=waits._replace(gathers=trigger))
-        return self.park(store, ask)
+        return self.park(store, ask, has_died=has_died)
 
     def _with_group_of(self, store: Store, ask: Asked, trigger: int) -> tuple[Store, Asked, int]:
         store, group = self.group_of(store, trigger)

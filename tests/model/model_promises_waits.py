@@ -79,6 +79,9 @@ def _of_newcomer(config: Config, before: State, step: Step) -> Iterator[str]:
     reserved = sum(waits.is_called(other) and other not in late for other in others)
     # Whoever came late for its reservation has others before it.
     uncalled = [other for other in others if not waits.is_called(other) and other not in before.overdue]
+    if waits.is_called(trigger):
+        # Its turn had come when one that had died was put in front.
+        uncalled = [other for other in uncalled if not _comes_back(config, before, other)]
     if step.reply[0] == "acquired" and step.state.given != before.given:
         if reserved >= free:
             yield f"order: trigger {trigger} takes a place that is reserved"
@@ -87,6 +90,12 @@ def _of_newcomer(config: Config, before: State, step: Step) -> Iterator[str]:
     is_first = reserved < free and all(waits.is_called(other) for other in others) and not waits.follows(trigger)
     if is_first and step.reply[:2] in (("parked", "line"), ("parked", "again"), ("linger",)):
         yield f"P3 kept out: trigger {trigger} waits, and nobody is before it"
+
+
+def _comes_back(config: Config, state: State, trigger: int) -> bool:
+    """Whether it has run in its generation: it may have been put in front, when a run of it had died."""
+    own, run = state.store.records[trigger], state.store.records[config.rules.execution(trigger)]
+    return run.runs == trigger and run.run_generation == own.generation
 
 
 def _is_newcomer(config: Config, state: State, trigger: int) -> bool:

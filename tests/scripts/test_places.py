@@ -81,6 +81,18 @@ def test_each_that_waits_gets_the_next_place_and_keeps_it(line):
     assert line.place("d") == 4
 
 
+def test_one_that_has_died_comes_back_in_front_and_a_retry_behind(line, desk):
+    """Its turn had come before theirs."""
+    dead = line.hold("dead")[0]
+    for name in "abc":
+        line.look(name)
+    desk.expire(dead)
+    line.hold("next")
+    assert line.place("dead") == 1
+    assert [line.place(name) for name in "abc"] == [1, 2, 3]
+    assert desk.enter(desk.claim("dead", **line.how, generation=1)).place == 4
+
+
 def test_who_enters_lets_those_behind_move_up(line):
     held = line.hold()
     for name in "abcd":

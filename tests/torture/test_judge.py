@@ -71,6 +71,7 @@ def test_what_a_run_has_said_may_be_recorded_though_its_process_was_killed_befor
     killed_later = Struck("kill child", 6.9, 6.9, killed={7: 6.9})
     stall = Struck("long stall", 1.9, 7.0)
     assert evidence.verdict(killed_at_once).is_good
+    assert evidence.verdict(Struck("kill worker", 1.99, 5.0, killed={7: 1.999})).is_good, "and dead only a moment later"
     assert not evidence.verdict(killed_later).is_good
     assert evidence.verdict(killed_later, stall).is_good, "nothing got through to the store and back"
     assert not evidence.verdict(stall).is_good

@@ -451,7 +451,8 @@ class Judge:
         for each in self.struck:
             if each.kind in _AWAY and each.until >= run.until and each.at <= latest:
                 latest += each.until - max(each.at, run.until)
-        return any(run.pid in each.killed and run.until <= each.killed[run.pid] <= latest for each in self.struck)
+        # The pool of a main process that was killed is ended by the kernel, a moment later.
+        return any(run.pid in each.killed and run.until - _SLACK <= each.killed[run.pid] <= latest for each in self.struck)
 
     def _class_of(self, run: Run) -> str:
         for struck in self.struck:

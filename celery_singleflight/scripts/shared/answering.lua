@@ -125,7 +125,7 @@ local function held(what, since, task, at, ends)
   end
   local its, linger = {turn = 0, place = 0, tries = 0, ticket = ticket}, nil
   if on_held ~= 'ask' and is_others then
-    its, linger = take_place(what, since, age, remaining)
+    its, linger = take_place(what, since, age, remaining, (tonumber(died or nil) or 0) > 0)
     if linger then
       return {'linger', linger, '0', calls}
     end

@@ -148,12 +148,12 @@ local function follow(group, who)
 end
 
 -- Wait in line, or in the slot where that is worth it: only one does, and never somebody with others before it. `is_free` is
--- whether a place is, which is another's.
-local function park(who, is_unripe, is_free)
+-- whether a place is, which is another's; `has_died`, whether a run of it has, and its turn has come before.
+local function park(who, is_unripe, is_free, has_died)
   local is_called = before and redis.call('ZSCORE', called, member)
   put_by()
   if not redis.call('ZSCORE', line, member) then
-    local first = on_held == 'replace' and redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')[2]
+    local first = (on_held == 'replace' or has_died) and redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')[2]
     give_ticket(first and first - 1)
   end
   local hold, other = tonumber(redis.call('HGET', pace, 'hold_ms')), lingerer()
@@ -261,8 +261,8 @@ local function ask_to_stop(stop)
   end
 end
 
--- Wait as the policy says for `first`, one of the holders, or for who is called, when a place is free.
-local function wait_for(who, first, all, is_unripe)
+-- Wait as the policy says for `first`, one of the holders, or for who is called, when a place is free; the rest is as in `park`.
+local function wait_for(who, first, all, is_unripe, has_died)
   if before and redis.call('ZSCORE', followers, member) then
     return parked_reply(before.by == owner and 'group' or 'again', who)
   end
@@ -282,5 +282,5 @@ local function wait_for(who, first, all, is_unripe)
   elseif on_held == 'replace' then
     ask_to_stop(first)
   end
-  return park(who, is_unripe, not first)
+  return park(who, is_unripe, not first, has_died)
 end

@@ -45,8 +45,8 @@ local function leave_place_in_line()
 end
 
 -- Return in how many ms, for how many tries and in which place the trigger waits for `what`, its new ticket, and the recent
--- hold time; and for how many ms its slot may wait instead, if it may.
-local function take_place(what, since, age, remaining)
+-- hold time; and for how many ms its slot may wait instead, if it may. One of which a run has died had its turn, and is in front.
+local function take_place(what, since, age, remaining, has_died)
   local hold, epoch, issued, head, front = unpack(
     redis.call('HMGET', pace, 'hold_ms', 'epoch', 'issued', 'head', 'front_ms'))
   hold, issued, head = tonumber(hold or nil), tonumber(issued or 0), tonumber(head or 0)
@@ -57,7 +57,7 @@ local function take_place(what, since, age, remaining)
   end
   local is_back = number > 0
   if what == 'lock' and not is_back then
-    number = issued + 1
+    number = has_died and math.max(math.floor(head), 1) or issued + 1
   end
   issued = math.max(issued, number)
 
