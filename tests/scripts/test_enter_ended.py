@@ -248,13 +248,15 @@ def test_a_retry_of_an_execution_that_has_succeeded_is_answered_from_it(desk):
 
 def test_an_execution_key_belongs_to_the_task_that_used_it_first(desk):
     claim = desk.claim("t1", execution_key="invoice:1", task="shop.bill")
-    other = desk.claim("t2", execution_key="invoice:1", task="shop.ship")
     token = desk.acquire(claim).token
-    for _ in range(2):
-        before = desk.keyspace.snapshot()
+    for name in ("t2", "t4"):
+        other = desk.claim(name, execution_key="invoice:1", task="shop.ship")
+        before = desk.client.hgetall(desk.execution_name(claim))
         with pytest.raises(ExecutionKeyReused, match=r"shop\.bill"):
             desk.enter(other)
-        assert desk.keyspace.snapshot() == before
+        assert desk.client.hgetall(desk.execution_name(claim)) == before
+        answer = desk.enter(other)  # when the reply was lost
+        assert (answer.outcome, answer.reason) == (Outcome.FAILED, ["task", "shop.bill"])
         desk.finish(claim, token)
     desk.acquire(desk.claim("t3", task="shop.ship"))
 
