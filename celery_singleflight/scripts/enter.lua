@@ -167,7 +167,8 @@ end
 local is_newcomer = not has_run and ours == 0 and not about
 if (on_held == 'skip' or on_held == 'reject') and unsure and runs == task_id and ours == 0 then
   -- Nor has one run that has only tried to find out what another has done.
-  is_newcomer = is_newcomer or cjson.decode(doubt_of(unsure).who)[1] ~= task_id
+  local its = doubt_of(unsure)
+  is_newcomer = is_newcomer or (its.tries > 0 and cjson.decode(its.who)[1] ~= task_id)
 end
 if on_held ~= 'ask' and not is_newcomer then
   on_held = parks and 'queue' or 'wait'

@@ -531,6 +531,20 @@ def test_one_that_waits_and_has_another_payload_by_then_fails_once(desk):
     assert desk.message(waiting) is None
 
 
+@pytest.mark.parametrize("on_held", ["skip", "reject"])
+def test_one_that_has_run_after_another_had_died_is_no_newcomer(desk, on_held):
+    """Its own run has died too: what it has done must not be forgotten with a skip."""
+    first, second = (desk.claim(name, execution_key="invoice:1", on_held=on_held) for name in ("t1", "t2"))
+    for each in (first, second):
+        desk.acquire(each)
+        desk.expire(each)
+    desk.acquire(desk.claim("holder"))
+    for each in (first, second):
+        answer = desk.enter(each._replace(owner=f"another of {each.record.task_id}"))
+        assert isinstance(answer, Held if each is second else Held | Ended)
+    assert desk.enter(second).what == "lock"
+
+
 def test_the_death_of_a_process_that_had_given_back_says_nothing_of_the_run_that_has_begun_since(desk):
     own, later = claim_of(desk, execution_key="invoice:1"), claim_of(desk, "t2", execution_key="invoice:1")
     desk.acquire(own)
