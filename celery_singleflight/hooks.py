@@ -50,7 +50,7 @@ def equip_worker(sender: Any, **_: Any) -> None:
     if is_log_context_wanted(sender.app):
         signals.after_setup_logger.connect(complete_logger, dispatch_uid="singleflight.complete_logger")
         signals.after_setup_task_logger.connect(complete_logger, dispatch_uid="singleflight.complete_logger")
-    share_slots(sender, state.active_requests, state.reserved_requests)
+    share_slots(sender, state.active_requests)
     sender.app.steps["consumer"].add(SweeperStep)
     for binding in bindings_of(sender.app):
         binding.time_limit = sender.time_limit or binding.time_limit

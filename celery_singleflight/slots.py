@@ -18,7 +18,7 @@ from billiard.process import current_process
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ("count_slots", "engage", "free_slots", "let_pass", "may_go_first", "recount_slots", "share_slots")
+__all__ = ("count_slots", "engage", "free_slots", "leave_slot", "let_pass", "may_go_first", "recount_slots", "share_slots")
 
 #: How many slots are free, and how many have a protected trigger; behind it a byte for each, 1 while it is engaged.
 _COUNT: Final = struct.Struct("ii")
@@ -32,11 +32,12 @@ class _Slots:
 
     def __init__(self) -> None:
         self.worker: Any = None
-        #: The requests that are in a slot, and those that the worker has and that have not ended.
+        #: The requests that are in a slot.
         self.active: Collection[Any] = ()
-        self.reserved: Collection[Any] = ()
-        #: Of protected tasks those that have been given to the pool.
+        #: Of protected tasks those that are in a slot, since the first whose turn had come was among them: before, nobody asks
+        #: how many slots are about to be free, and to count them would cost each task some time.
         self.given: WeakSet[Any] = WeakSet()
+        self.has_called = False
         self.shared: mmap.mmap | None = None
         #: Where this process says that its slot is engaged, and which process that is.
         self.place = 0
@@ -50,18 +51,17 @@ class _Slots:
 _slots: Final = _Slots()
 
 
-def share_slots(worker: Any, active: Collection[Any], reserved: Collection[Any] = ()) -> None:
-    """Begin to count the slots of a worker that starts, before its pool does.
-
-    `active` has the requests that are in one, `reserved` all that the worker has and that have not ended.
-    """
-    _slots.worker, _slots.active, _slots.reserved = worker, active, reserved
+def share_slots(worker: Any, active: Collection[Any]) -> None:
+    """Begin to count the slots of a worker that starts, before its pool does; `active` has the requests that are in one."""
+    _slots.worker, _slots.active = worker, active
     _slots.shared = mmap.mmap(-1, _COUNT.size + _MOST)
 
 
 def count_slots(request: Any) -> None:
     """Note how many slots are free, when a protected trigger goes to the pool."""
-    _slots.given.add(request)
+    if _slots.has_called or request.is_handed_out:
+        _slots.has_called = True
+        _slots.given.add(request)
     worker, shared = _slots.worker, _slots.shared
     if worker is not None and shared is not None and not recount_slots():
         _COUNT.pack_into(shared, 0, max(worker.concurrency - len(_slots.active) - 1, 0), 0)
@@ -73,9 +73,14 @@ def recount_slots() -> bool:
     if semaphore is None or shared is None:
         return False
     free = max(semaphore.value, 0)
-    ours = 0 if free else sum(request in _slots.reserved for request in _slots.given)
-    _COUNT.pack_into(shared, 0, free, ours)
+    _COUNT.pack_into(shared, 0, free, 0 if free else len(_slots.given))
     return True
+
+
+def leave_slot(request: Any) -> None:
+    """Note that a protected trigger has left its slot: it lives on for a while, in cycles."""
+    if _slots.has_called:
+        _slots.given.discard(request)
 
 
 def let_pass(worker: Any) -> None:

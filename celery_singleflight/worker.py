@@ -15,7 +15,7 @@ from celery_singleflight import headers as header
 from celery_singleflight.claims import Outcome
 from celery_singleflight.departure import Departure
 from celery_singleflight.discretion import kind
-from celery_singleflight.slots import count_slots
+from celery_singleflight.slots import count_slots, leave_slot
 from celery_singleflight.trigger import new_owner
 
 if TYPE_CHECKING:
@@ -82,12 +82,18 @@ class _OwnerPerDelivery:
             header.MESSAGE: (message.headers, self.body, message.content_type, message.content_encoding),  # type: ignore[attr-defined]
         }
 
+    def on_success(self, *args: Any, **kwargs: Any) -> Any:
+        """Celery's handler for a delivery that ends with a result."""
+        leave_slot(self)
+        return super().on_success(*args, **kwargs)  # type: ignore[misc]
+
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         """Celery's handler for a delivery that ends without a result: it raised, waits, was dropped, or its process is lost."""
         latest = state.requests.get(self.id)
         try:
             return self._fail(exc_info, *args, **kwargs)
         finally:
+            leave_slot(self)
             self._leave_to_be_found(latest)
 
     def _fail(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:

@@ -24,13 +24,12 @@ class Worker:
         self.semaphore = LaxBoundedSemaphore(concurrency)
         self.concurrency = concurrency
         self.pool = SimpleNamespace(uses_semaphore=True, num_processes=concurrency)
-        self.active, self.reserved = set(), set()
+        self.active = set()
         self.begun = []
         self._quick_acquire = self.semaphore.acquire
 
     def give(self, request, *, is_protected=True):
         """As Celery does: take a slot, or wait for one."""
-        self.reserved.add(request)
 
         def begin(request):
             self.begun.append(request.name)
@@ -41,7 +40,7 @@ class Worker:
         slots.recount_slots()
 
     def end(self, request):
-        self.reserved.discard(request)
+        slots.leave_slot(request)
         self.semaphore.release()
         slots.recount_slots()
 
@@ -50,7 +49,7 @@ class Worker:
 def worker(monkeypatch):
     monkeypatch.setattr(slots, "_slots", slots._Slots())
     worker = Worker(3)
-    slots.share_slots(worker, worker.active, worker.reserved)
+    slots.share_slots(worker, worker.active)
     slots.recount_slots()
     return worker
 
@@ -67,6 +66,8 @@ def be(monkeypatch):
 
 
 def requests(count):
+    """Of a worker that has seen somebody whose turn had come."""
+    slots._slots.has_called = True
     return [Request(str(number)) for number in range(count)]
 
 
@@ -102,6 +103,15 @@ def test_a_slot_with_a_trigger_that_is_about_to_wait_is_as_good_as_free(worker, 
     assert slots.free_slots() == 0
     worker.end(all_of_them[0])
     assert slots.free_slots() == 1
+
+
+def test_nobody_is_counted_before_the_first_whose_turn_had_come(worker, be):
+    """Whoever waits in no slot need not know, and it would cost each task some time."""
+    for request in (Request("a"), Request("b"), called("c")):
+        worker.give(request)
+    assert [request.name for request in slots._slots.given] == ["c"]
+    be(0)
+    assert slots.free_slots() == 0
 
 
 def test_a_slot_with_an_unprotected_task_is_not(worker, be):
