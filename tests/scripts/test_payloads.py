@@ -94,6 +94,18 @@ def test_who_is_refused_has_failed_and_stays_so(desk, task, what):
     assert desk.enter(refused).settled
 
 
+def test_who_was_answered_from_what_is_forgotten_is_refused_too(desk):
+    """And keeps the outcome that it was told, which may have been passed on."""
+    desk.run(asking(desk, "t1", "seven"))
+    answered = asking(desk, "t2", "seven", grace=0.0)
+    assert desk.enter(answered).outcome is Outcome.SUCCEEDED
+    desk.client.delete(desk.execution_name(answered))
+    desk.acquire(asking(desk, "t3", "eight"))
+    with pytest.raises(PayloadMismatch):
+        desk.enter(answered._replace(owner="another delivery"))
+    assert desk.client.hget(desk.store.names(answered.record)["trigger"], "outcome") in ("succeeded", b"succeeded")
+
+
 def test_who_only_asks_is_refused_and_has_no_outcome(desk):
     desk.run(asking(desk, "t1", "seven"))
     with pytest.raises(PayloadMismatch):

@@ -88,7 +88,7 @@ def install(app: Celery) -> None:
     from celery.worker.request import Request  # noqa: PLC0415, as above
 
     from celery_singleflight import entering, handoff, replaying, run, sweeper, waiting  # noqa: PLC0415, as above
-    from celery_singleflight.claims import Acquired  # noqa: PLC0415, as above
+    from celery_singleflight.claims import Acquired  # noqa: PLC0415, publishers and workers only
     from celery_singleflight.departure import Departure  # noqa: PLC0415, as above
     from celery_singleflight.store import Store  # noqa: PLC0415, as above
 

@@ -77,6 +77,22 @@ def test_what_a_run_has_said_may_be_recorded_though_its_process_was_killed_befor
     assert not evidence.verdict(stall).is_good
 
 
+@pytest.mark.parametrize(("count", "is_good"), [(19, True), (20, False)])
+def test_the_median_of_recoveries_counts_from_twenty_on(evidence, count, is_good):
+    kills = []
+    for n in range(count):
+        at = 10.0 * n
+        evidence.body(f"dead{n}", at + 1, None, token=2 * n + 1, pid=100 + n, task_id=f"t{n}")
+        evidence.body(f"r{n}", at + 5, at + 6, token=2 * n + 2, task_id=f"t{n}")
+        kills.append(Struck("kill child", at + 2, at + 2, killed={100 + n: at + 2}))
+    expected = [Expected(f"t{n}", "work", 10.0 * n, f"t{n}") for n in range(count)]
+    states = {f"t{n}": ("SUCCESS", f"r{n}") for n in range(count)}
+    records = {f"t{n}": {"outcome": "succeeded"} for n in range(count)}
+    verdict = Judge(evidence.rows, expected, kills, states, records, ttl=2.0, logs="").verdict()
+    assert len(verdict.lines["kill child"].recoveries) == count
+    assert verdict.is_good == is_good
+
+
 def test_two_bodies_at_once_are_an_overlap(evidence):
     verdict = evidence.body("r1", 1, 3).body("r2", 2, 4, token=2, pid=2, task_id="b").verdict(ids=("a",))
     assert any("overlap of one key" in violation for violation in verdict.violations)

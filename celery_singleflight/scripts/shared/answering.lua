@@ -59,7 +59,8 @@ local function end_here(ending, reason, ...)
 end
 
 -- Its execution key stands for something else, and the trigger fails with that; `what` that is, and whose. Nobody waits for it any
--- more, and those who would get the outcome of its run get that of another. A direct call has no record of its own.
+-- more, and those who would get the outcome of its run get that of another. A direct call has no record of its own; one that was
+-- answered from an execution which is forgotten since keeps the outcome that it was told.
 local function turn_away(what)
   if separate then
     step_aside()
@@ -71,7 +72,7 @@ local function turn_away(what)
       end_group(calls, group, member, '')
       look_at(now)
     end
-    if on_held ~= 'ask' then
+    if on_held ~= 'ask' and not outcome then
       must_become(its_own, 'failed')
       remember('outcome', 'failed', 'reason', cjson.encode({what, by_task}), 'by', owner, 'ended_ms', text(now))
       redis.call('HDEL', trigger, 'settled')
